@@ -1,0 +1,45 @@
+"""What a user sees while a command works: lines, tables and progress with the time left."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def progress(description: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Shows a bar with the time left; yields `advance(count, note)`.
+
+    On anything but a terminal a bar would flood the log, so a line is printed every tenth of the way instead.
+    """
+    if not console.is_terminal:
+        yield _line_reporter(description, total)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(description, total=total, note="")
+        yield lambda count, note="": bar.update(task, advance=count, **({"note": note} if note else {}))
+
+
+def _line_reporter(description: str, total: int) -> Callable[[int, str], None]:
+    done, next_report = 0, 0.0
+
+    def advance(count: int, note: str = "") -> None:
+        nonlocal done, next_report
+        done += count
+        if done >= next_report or done >= total:
+            console.print(f"{description}: {done}/{total} {note}".rstrip())
+            next_report = done + total / 10
+
+    return advance
