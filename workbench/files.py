@@ -25,7 +25,9 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        raise WorkbenchError(f"cannot write {path}: {error.strerror or error}; free space or check permissions") from error
+        raise WorkbenchError(
+            f"cannot write {path}: {error.strerror or error}; free space or check permissions"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -46,7 +48,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
         else:
             os.replace(temporary, path)
     except OSError as error:
-        raise WorkbenchError(f"cannot write {path}: {error.strerror or error}; free space or check permissions") from error
+        raise WorkbenchError(
+            f"cannot write {path}: {error.strerror or error}; free space or check permissions"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -335,14 +335,18 @@ def find_problems(recipe: Recipe) -> list[str]:
     if not recipe.corpus.sources:
         problems.append("corpus.sources is empty: name at least one source of prompts")
     if recipe.drafter.block_size < 2:
-        problems.append(f"drafter.block_size is {recipe.drafter.block_size}: a block needs an anchor and a mask, use >= 2")
+        problems.append(
+            f"drafter.block_size is {recipe.drafter.block_size}: a block needs an anchor and a mask, use >= 2"
+        )
     if recipe.decode.draft_length > recipe.drafter.block_size:
         problems.append(
             f"decode.draft_length is {recipe.decode.draft_length}, but a block of drafter.block_size "
-            f"{recipe.drafter.block_size} predicts {recipe.drafter.block_size} tokens: use 1 to {recipe.drafter.block_size}"
+            f"{recipe.drafter.block_size} predicts no more tokens than it has: use 1 to {recipe.drafter.block_size}"
         )
     if isinstance(recipe.drafter.layers, str) and not re.fullmatch(r"all|evenly:[1-9]\d*", recipe.drafter.layers):
-        problems.append(f"drafter.layers is {recipe.drafter.layers!r}: use 'all', 'evenly:N' or a list of layer indices")
+        problems.append(
+            f"drafter.layers is {recipe.drafter.layers!r}: use 'all', 'evenly:N' or a list of layer indices"
+        )
     names = [suite.name for suite in recipe.validate.suites]
     if len(set(names)) != len(names):
         problems.append(f"validate.suites has the same name twice in {names}")
