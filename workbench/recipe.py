@@ -198,8 +198,8 @@ class DecodeOptions:
 
     draft_length: PositiveInt = 8
     """Draft tokens per round (gamma), at most block_size."""
-    max_hypotheses: PositiveInt = 4
-    """Most blocks of one packed pass."""
+    max_hypotheses: NonNegativeInt = 4
+    """Most blocks of one packed pass; 0: nothing is drafted ahead."""
     acceptance: Literal["sample_match", "rejection"] = "sample_match"
     """Rule when sampling; at temperature 0 both are greedy."""
     temperature: NonNegativeFloat = 0.0
@@ -214,10 +214,10 @@ class DecodeOptions:
     """Where the asynchronous drafter runs."""
     drafter_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the drafter; drafts never change the output."""
-    target_threads: PositiveInt = 1
-    """CPU threads of the target beside a worker."""
-    drafter_threads: PositiveInt = 1
-    """CPU threads of the worker."""
+    target_threads: PositiveInt | None = None
+    """CPU threads (and cores) of the target beside a worker; None: half of the cores."""
+    drafter_threads: PositiveInt | None = None
+    """CPU threads (and cores) of the worker; None: the other cores."""
 
 
 @dataclass(frozen=True, kw_only=True)

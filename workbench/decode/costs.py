@@ -1,0 +1,61 @@
+"""Measured pass times of this machine, which the choice of hypotheses weighs."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from workbench.decode.engine import Engine
+from workbench.decode.hypotheses import RoundCosts
+from workbench.drafter.model import DrafterSpec
+
+_CONTEXT_ROWS = 128
+_WARM_PASSES = 2
+_TIMED_PASSES = 5
+
+
+def measure_pass_s(engine: Engine, num_rows: int, num_kept: int) -> float:
+    """Median seconds of a causal pass of `num_rows` over a short context."""
+    cache = engine.new_cache()
+    engine.forward([0] * _CONTEXT_ROWS, cache, 1)
+
+    def run() -> None:
+        logits_KV = engine.forward([0] * num_rows, cache, num_kept)
+        logits_KV.argmax(-1).tolist()
+        cache.truncate_to(_CONTEXT_ROWS)
+
+    return _median_s(run)
+
+
+def _median_s(run: Callable[[], None]) -> float:
+    for _ in range(_WARM_PASSES):
+        run()
+    seconds = []
+    for _ in range(_TIMED_PASSES):
+        start_s = time.monotonic()
+        run()
+        seconds.append(time.monotonic() - start_s)
+    return statistics.median(seconds)
+
+
+@torch.inference_mode()
+def measure_drafter_costs(
+    engine: Engine,
+    spec: DrafterSpec,
+    draft_length: int,
+    max_blocks: int,
+    verify_s: float,
+) -> RoundCosts:
+    """Times a draft pass and packed passes with one and with all blocks; a pass's cost is linear in its blocks."""
+    length, num_clean = spec.block_size, draft_length + 1
+    draft_s = measure_pass_s(engine, length, length)
+    one_s = measure_pass_s(engine, num_clean + length, length)
+    most_s = measure_pass_s(engine, num_clean + max_blocks * length, max_blocks * length) if max_blocks > 1 else one_s
+    block_s = max(0.0, (most_s - one_s) / max(1, max_blocks - 1))
+    return RoundCosts(
+        verify_s=verify_s,
+        draft_s=draft_s,
+        packed_base_s=max(0.0, one_s - block_s),
+        packed_block_s=block_s,
+    )

@@ -1,0 +1,144 @@
+"""Which outcomes of a verification are drafted for in advance.
+
+An outcome is `(a, b)`: `a` draft tokens accepted, bonus `b`. An *anchored* hypothesis names both; a *masked-anchor*
+hypothesis names `a` only and covers every bonus, at a lower expected acceptance length. The choice maximises expected
+emitted tokens per second and depends only on what is known before the outcome.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A guessed outcome; `bonus` None is the masked anchor."""
+
+    num_accepted: int
+    bonus: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCosts:
+    """Measured seconds that the choice weighs, and acceptance lengths it expects."""
+
+    verify_s: float
+    """One verification."""
+    draft_s: float
+    """One draft pass at a miss."""
+    packed_base_s: float
+    """A packed pass without blocks."""
+    packed_block_s: float
+    """What each block adds."""
+    anchored_length: float = 7.0
+    """Expected tokens of the next round from a block with a known anchor."""
+    masked_length: float = 6.5
+    """Expected tokens of the next round from a block with a masked anchor."""
+
+    def round_s(self, num_blocks: int, hit_probability: float) -> float:
+        """Expected length of a round: overlapped passes, then a draft pass where no hypothesis came true."""
+        packed_s = self.packed_base_s + num_blocks * self.packed_block_s if num_blocks else 0.0
+        return max(self.verify_s, packed_s) + (1 - hit_probability) * self.draft_s
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Probabilities of the outcomes with one `a`: of the `a` itself, and of the likeliest bonus tokens given it."""
+
+    num_accepted: int
+    probability: float
+    bonus_ids: Sequence[int]
+    bonus_probs: Sequence[float]
+
+
+def outcome_table(
+    acceptance_probs: Sequence[float],
+    bonus_ids: Sequence[Sequence[int]],
+    bonus_probs: Sequence[Sequence[float]],
+    draft: Sequence[int],
+    stop_ids: frozenset[int],
+) -> list[Outcomes]:
+    """Disjoint outcomes of a verification that leave something to draft for.
+
+    Args:
+        acceptance_probs: For each draft token, P(accepted | all before it accepted).
+        bonus_ids: For each `a` in 0..draft length, candidates for the bonus, likeliest first, the rejected draft
+            token excluded.
+        bonus_probs: P(bonus | a) of each candidate.
+        draft: The draft under verification.
+        stop_ids: A bonus or an accepted token among these ends the output: nothing follows.
+    """
+    outcomes, survival = [], 1.0
+    for a in range(len(draft) + 1):
+        rejection = 1 - acceptance_probs[a] if a < len(draft) else 1.0
+        kept = [(i, p) for i, p in zip(bonus_ids[a], bonus_probs[a], strict=True) if i not in stop_ids]
+        outcomes.append(Outcomes(a, survival * rejection, [i for i, _ in kept], [p for _, p in kept]))
+        if a == len(draft) or draft[a] in stop_ids:
+            break
+        survival *= acceptance_probs[a]
+    return outcomes
+
+
+def select_hypotheses(outcomes: Sequence[Outcomes], costs: RoundCosts, max_blocks: int) -> list[Hypothesis]:
+    """The set of at most `max_blocks` hypotheses with the highest expected tokens per second.
+
+    For a rate `r` the value of a set is (expected tokens) - r * (expected seconds); the best rate is the one at which
+    the best set is worth 0 (Dinkelbach 1967). For a fixed rate and number of blocks, every `a` is a small menu (no
+    block, the likeliest bonuses, those plus the masked anchor), and menus combine by dynamic programming, exactly.
+    """
+    if max_blocks == 0 or not outcomes:
+        return []
+    rate = costs.anchored_length / costs.round_s(0, 0.0)
+    chosen: list[Hypothesis] = []
+    for _ in range(8):
+        chosen, tokens, seconds = _best_set(outcomes, costs, max_blocks, rate)
+        if tokens - rate * seconds <= 1e-9 * tokens:
+            break
+        rate = tokens / seconds
+    return chosen
+
+
+def expected_round(
+    hypotheses: Sequence[Hypothesis], outcomes: Sequence[Outcomes], costs: RoundCosts
+) -> tuple[float, float]:
+    """Expected (tokens, seconds) of the next round under a set of hypotheses; the objective, written plainly."""
+    hit_anchored = hit_masked = 0.0
+    for outcome in outcomes:
+        named = {h.bonus for h in hypotheses if h.num_accepted == outcome.num_accepted}
+        anchored = sum(p for i, p in zip(outcome.bonus_ids, outcome.bonus_probs, strict=True) if i in named)
+        hit_anchored += outcome.probability * anchored
+        if None in named:
+            hit_masked += outcome.probability * (1 - anchored)
+    tokens = costs.anchored_length - hit_masked * (costs.anchored_length - costs.masked_length)
+    return tokens, costs.round_s(len(hypotheses), hit_anchored + hit_masked)
+
+
+def _best_set(
+    outcomes: Sequence[Outcomes], costs: RoundCosts, max_blocks: int, rate: float
+) -> tuple[list[Hypothesis], float, float]:
+    """Set that maximises tokens - rate * seconds, with its expected tokens and seconds."""
+    saved = rate * costs.draft_s
+    lost = costs.anchored_length - costs.masked_length
+    best_value, best = [0.0] * (max_blocks + 1), [[] for _ in range(max_blocks + 1)]
+    for outcome in outcomes:
+        menu = _menu(outcome, saved, lost, max_blocks)
+        for blocks in range(max_blocks, 0, -1):
+            for size, (value, hypotheses) in enumerate(menu[:blocks], start=1):
+                if best_value[blocks - size] + value > best_value[blocks]:
+                    best_value[blocks] = best_value[blocks - size] + value
+                    best[blocks] = best[blocks - size] + hypotheses
+    scored = [(hypotheses, *expected_round(hypotheses, outcomes, costs)) for hypotheses in best]
+    return max(scored, key=lambda item: item[1] - rate * item[2])
+
+
+def _menu(outcome: Outcomes, saved: float, lost: float, max_blocks: int) -> list[tuple[float, list[Hypothesis]]]:
+    """For 1, 2, ... blocks on one `a`: the best value and its hypotheses."""
+    menu = []
+    for size in range(1, min(max_blocks, len(outcome.bonus_ids) + 1) + 1):
+        anchored = [Hypothesis(outcome.num_accepted, i) for i in outcome.bonus_ids]
+        covered = sum(outcome.bonus_probs[:size])
+        options = [(outcome.probability * covered * saved, anchored[:size])]
+        fewer = sum(outcome.bonus_probs[: size - 1])
+        masked_value = outcome.probability * (fewer * saved + (1 - fewer) * (saved - lost))
+        options.append((masked_value, [*anchored[: size - 1], Hypothesis(outcome.num_accepted, None)]))
+        menu.append(max(options if size <= len(outcome.bonus_ids) else options[1:], key=lambda option: option[0]))
+    return menu
