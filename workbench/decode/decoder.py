@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +35,7 @@ class Round:
     """Accepted tokens and the bonus; fewer where a stop token or the length limit cut the output."""
     draft_length: int
     outcome: str
-    """Of the draft's hypotheses: `hit_anchored`, `hit_masked`, `miss`, or `none` where there were none."""
+    """Of the hypotheses that the draft came from; see `Draft.outcome`."""
     num_hypotheses: int
     verify_s: float
     draft_s: float
@@ -103,6 +103,8 @@ class Decoder:
         self.engine = engine
         self.source = source
         self.options = options
+        self.observer: Callable[[Draft, list[int]], None] | None = None
+        """Called after every verification with the draft and what was emitted for it (calibration)."""
         self._threads = threads
         self._cores = cores
 
@@ -198,6 +200,8 @@ class Decoder:
                     len(output),
                 )
                 verify_s = time.monotonic() - verify_start_s
+                if self.observer is not None:
+                    self.observer(draft, emitted)
                 cache.truncate_to(cache.length - len(draft.token_ids) + len(emitted) - 1)
                 # Every committed token but the last is cached: nothing was lost or doubled.
                 assert cache.length == len(prompt_ids) + len(output) + len(emitted) - 1

@@ -30,7 +30,9 @@ class Draft:
 
     token_ids: list[int]
     outcome: str = "none"
-    """`hit_anchored`, `hit_masked` or `miss` of the hypotheses for the last outcome; `none` where there were none."""
+    """What the hypotheses for the last outcome came to: `hit_anchored`, `hit_masked`, `miss_bonus` (another bonus was
+    guessed), `miss_count` (no hypothesis had that many accepted tokens), `none` (nothing was drafted ahead), or
+    `failed` (the drafter died, hung or fell behind)."""
     num_hypotheses: int = 0
     """Blocks drafted ahead for the last outcome."""
     probs_LV: Tensor | None = None
@@ -94,7 +96,8 @@ class BlockDrafter:
         self._last_draft = Draft([])
         self._ahead: dict[Hypothesis, Draft] = {}
         self._hit: Draft | None = None
-        self._had_hypotheses = 0
+        self._outcome = "none"
+        self._num_hypotheses = 0
         self._spans: list[tuple[str, float, float]] = []
 
     def start(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingSettings | None, ahead: bool) -> None:
@@ -124,8 +127,15 @@ class BlockDrafter:
         num_accepted = len(emitted) - 1
         is_outcome = list(emitted[:num_accepted]) == draft[:num_accepted]
         anchored, masked = Hypothesis(num_accepted, emitted[-1]), Hypothesis(num_accepted, None)
-        self._had_hypotheses = len(self._ahead)
+        self._num_hypotheses = len(self._ahead)
         self._hit = (self._ahead.get(anchored) or self._ahead.get(masked)) if is_outcome else None
+        if not self._ahead:
+            self._outcome = "none"
+        elif self._hit is not None:
+            self._outcome = "hit_masked" if self._hit.masked_anchor else "hit_anchored"
+        else:
+            is_covered = any(h.num_accepted == num_accepted for h in self._ahead)
+            self._outcome = "miss_bonus" if is_covered else "miss_count"
         self._ahead = {}
         self._last_draft = Draft([])
         committed = self._uncached + list(emitted)
@@ -148,15 +158,13 @@ class BlockDrafter:
         """The next draft: already there after a hit, else from one draft pass."""
         if self._hit is not None:
             draft = self._hit
-            draft.outcome = "hit_masked" if draft.masked_anchor else "hit_anchored"
         else:
             start_s = time.monotonic()
             clean, anchor = self._uncached[:-1], self._uncached[-1]
             (draft,) = self._run(clean, [(len(clean), anchor)])
             self._uncached = [anchor]
-            draft.outcome = "miss" if self._had_hypotheses else "none"
             self._spans.append(("draft", start_s, time.monotonic()))
-        draft.num_hypotheses = self._had_hypotheses
+        draft.outcome, draft.num_hypotheses = self._outcome, self._num_hypotheses
         draft.spans, self._spans = self._spans, []
         self._hit, self._last_draft = None, draft
         return draft
@@ -238,10 +246,10 @@ class BlockDrafter:
             laws = target_probabilities(logits_HLV, self._sampling)
             top = laws.topk(num_ranks, dim=-1)
             top_probs, top_ids = top.values.tolist(), top.indices.tolist()
-            flat = laws[:, :gamma].flatten(0, 1)
-            drawn_HL = torch.multinomial(flat, 1, generator=self._generator).view(len(is_masked), gamma)
-            drawn = drawn_HL.tolist()
-            confidences = laws[:, :gamma].gather(-1, drawn_HL[..., None])[..., 0].tolist()
+            flat = draw_tokens(laws[:, :gamma].flatten(0, 1), self._generator)
+            drawn = [flat[h * gamma : (h + 1) * gamma] for h in range(len(is_masked))]
+            drawn_HL1 = torch.tensor(drawn, device=laws.device)[..., None]
+            confidences = laws[:, :gamma].gather(-1, drawn_HL1)[..., 0].tolist()
             laws = [law[:gamma] for law in laws]
         return [
             self._as_draft(drawn[h], confidences[h], top_ids[h], top_probs[h], laws[h], is_masked[h])
@@ -273,3 +281,8 @@ class BlockDrafter:
             bonus_probs=bonus_probs,
             masked_anchor=is_masked,
         )
+
+
+def draw_tokens(laws_NV: Tensor, generator: torch.Generator) -> list[int]:
+    """One token from each of N laws."""
+    return torch.multinomial(laws_NV.cpu(), 1, generator=generator)[:, 0].tolist()

@@ -131,7 +131,7 @@ class WorkerDrafts:
 
     def _without_draft(self) -> Draft:
         self.num_failures += 1
-        return Draft([])
+        return Draft([], outcome="failed")
 
     def overlap(self) -> None:
         """The worker drafts ahead by itself."""

@@ -1,0 +1,79 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.decode.hypotheses import (
+    Hypothesis,
+    Outcomes,
+    RoundCosts,
+    expected_round,
+    outcome_table,
+    select_hypotheses,
+)
+
+probability = st.floats(0.01, 0.99)
+
+
+@st.composite
+def outcome_lists(draw):
+    outcomes, survival = [], 1.0
+    num_positions = draw(st.integers(1, 3))
+    for a in range(num_positions):
+        share = draw(probability) if a < num_positions - 1 else 1.0
+        num_bonus = draw(st.integers(0, 2))
+        raw = sorted((draw(probability) for _ in range(num_bonus)), reverse=True)
+        total = sum(raw) + draw(probability)
+        outcomes.append(Outcomes(a, survival * share, list(range(10, 10 + num_bonus)), [p / total for p in raw]))
+        survival *= 1 - share
+    return outcomes
+
+
+@st.composite
+def cost_sets(draw):
+    anchored = draw(st.floats(2, 9))
+    return RoundCosts(
+        verify_s=draw(st.floats(0.5, 2)),
+        draft_s=draw(st.floats(0.05, 2)),
+        packed_base_s=draw(st.floats(0, 1)),
+        packed_block_s=draw(st.floats(0, 0.5)),
+        anchored_length=anchored,
+        masked_length=anchored * draw(st.floats(0.5, 1)),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(outcome_lists(), cost_sets(), st.integers(0, 4))
+def test_the_choice_is_the_best_of_all_sets(outcomes, costs, max_blocks):
+    every = [Hypothesis(o.num_accepted, b) for o in outcomes for b in [*o.bonus_ids, None]]
+    rates = []
+    for size in range(max_blocks + 1):
+        for chosen in itertools.combinations(every, size):
+            tokens, seconds = expected_round(chosen, outcomes, costs)
+            rates.append(tokens / seconds)
+    selected = select_hypotheses(outcomes, costs, max_blocks)
+    tokens, seconds = expected_round(selected, outcomes, costs)
+    assert len(selected) <= max_blocks
+    assert len(set(selected)) == len(selected)
+    assert tokens / seconds == pytest.approx(max(rates), rel=1e-6)
+
+
+def test_outcomes_are_disjoint_and_complete():
+    table = outcome_table([0.9, 0.5], [[7], [8, 9], [4]], [[0.6], [0.5, 0.2], [0.7]], [3, 5], frozenset())
+    assert [o.probability for o in table] == pytest.approx([0.1, 0.45, 0.45])
+    assert sum(o.probability for o in table) == pytest.approx(1)
+
+
+def test_nothing_follows_a_stop_token():
+    table = outcome_table([0.9, 0.5], [[7], [8, 1], [4]], [[0.6], [0.5, 0.2], [0.7]], [3, 1], frozenset({1}))
+    assert [o.num_accepted for o in table] == [0, 1]
+    assert list(table[1].bonus_ids) == [8]
+
+
+def test_free_blocks_cover_everything_and_dear_ones_nothing():
+    outcomes = outcome_table([0.8], [[7], [8]], [[0.6], [0.6]], [3], frozenset())
+    free = RoundCosts(verify_s=1, draft_s=1, packed_base_s=0, packed_block_s=0)
+    assert sum(h.bonus is None for h in select_hypotheses(outcomes, free, 8)) == 2
+    dear = RoundCosts(verify_s=1, draft_s=1, packed_base_s=5, packed_block_s=5)
+    assert select_hypotheses(outcomes, dear, 8) == []
