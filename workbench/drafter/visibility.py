@@ -1,8 +1,8 @@
 """Who sees whom: the one visibility rule, from which training and decoding take their masks.
 
 Rows of a pass are *clean* (committed or drafted tokens) or belong to a *block* (an anchor and its masks). A row is
-described by four integers: its absolute position, its block (`CLEAN` for clean rows), the absolute position at which
-its block starts, and its sequence (packed training samples; 0 elsewhere).
+described by three integers: its absolute position, its block (`CLEAN` for clean rows), and the absolute position at
+which its block starts.
 
     clean row sees clean rows at positions up to its own;
     block row sees clean rows strictly before its block's start, and its own block: all of it, or up to itself.
@@ -82,8 +82,8 @@ def block_rows(starts: Tensor, block_size: int) -> Rows:
     A start below 0 marks a block that is not there: its rows are padding, at positions all of their own.
     """
     num_blocks = starts.shape[-1]
-    offset_AL = torch.arange(block_size).expand(num_blocks, block_size)
-    index_AL = torch.arange(num_blocks)[:, None].expand(num_blocks, block_size)
+    offset_AL = torch.arange(block_size, device=starts.device).expand(num_blocks, block_size)
+    index_AL = torch.arange(num_blocks, device=starts.device)[:, None].expand(num_blocks, block_size)
     is_there = (starts >= 0)[..., None]
     position = starts[..., None].clamp_min(0) + offset_AL
     # Distinct negative positions keep padding rows from seeing one another.

@@ -1,0 +1,153 @@
+import contextlib
+import csv
+
+import pytest
+import torch
+
+from tests.conftest import make_model, make_spec, make_target
+from workbench.distill.data import DistillationData
+from workbench.distill.fit import fit_drafter, write_curve
+from workbench.drafter.model import Drafter
+from workbench.errors import WorkbenchError
+from workbench.recipe import DistillOptions
+
+TARGET = make_target()
+
+
+def make_options(**changes) -> DistillOptions:
+    options = {"steps": 8, "batch_size": 8, "blocks_per_sequence": 4, "validate_every": 3, "learning_rate": 3e-3}
+    return DistillOptions(**{**options, **changes})
+
+
+def make_drafter() -> Drafter:
+    return Drafter(make_model(vocab_rows=40, seed=5), make_spec(TARGET, block_size=5))
+
+
+def fit(corpus, folder, drafter=None, **changes):
+    drafter = drafter or make_drafter()
+    return drafter, fit_drafter(drafter, TARGET, corpus, make_options(**changes), folder, seed=0)
+
+
+def weights(drafter: Drafter) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in drafter.model.state_dict().items()}
+
+
+def without_times(curve):
+    return [{key: value for key, value in point.items() if key != "seconds"} for point in curve]
+
+
+class Killed(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def killed_at_batch(number: int, monkeypatch, drawn: list[int]):
+    """The training breaks off when it asks for a batch, as if its process had been killed there."""
+    batch = DistillationData.batch
+
+    def draw(self, asked):
+        drawn.append(asked)
+        if asked == number:
+            raise Killed
+        return batch(self, asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DistillationData, "batch", draw)
+        yield
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "ema_decay": 0.9}], ids=["plain", "accumulating with ema"])
+def test_killed_and_resumed_equals_uninterrupted(corpus, tmp_path, monkeypatch, changes):
+    whole, whole_report = fit(corpus, tmp_path / "whole", **changes)
+    accumulate = changes.get("accumulate", 1)
+    drawn: list[int] = []
+    with killed_at_batch(5 * accumulate, monkeypatch, drawn), pytest.raises(Killed):
+        fit(corpus, tmp_path / "killed", **changes)
+    drawn.clear()
+    with killed_at_batch(-1, monkeypatch, drawn):
+        resumed, report = fit(corpus, tmp_path / "killed", **changes)
+    assert drawn[0] == 3 * accumulate  # after the checkpoint, not from the beginning
+    assert report.steps == whole_report.steps == 8
+    assert without_times(report.curve) == without_times(whole_report.curve)
+    assert (report.clean_tokens, report.block_rows) == (whole_report.clean_tokens, whole_report.block_rows)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+
+
+def test_training_raises_the_estimated_acceptance(corpus, tmp_path):
+    _, report = fit(
+        corpus, tmp_path, steps=250, validate_every=250, denoising="cross_entropy", autoregressive="cross_entropy"
+    )
+    assert report.final["acceptance_anchored"] > 2.5
+    assert report.final["acceptance_masked"] > 2.0
+
+
+def test_report_and_curve(corpus, tmp_path):
+    drafter, report = fit(corpus, tmp_path)
+    assert [point["step"] for point in report.curve] == [3, 6, 8]
+    assert report.curve[-1].items() >= report.final.items()
+    assert report.seconds > 0
+    assert report.tokens_per_second == pytest.approx((report.clean_tokens + report.block_rows) / report.seconds)
+    for name in ("denoising", "autoregressive", "acceptance_anchored", "agreement_anchored_1", "agreement_masked_4"):
+        assert report.final[name] >= 0
+    assert not any(parameter.requires_grad for parameter in drafter.model.parameters())
+    assert not drafter.model.training
+    write_curve(tmp_path / "curve.csv", report.curve)
+    with (tmp_path / "curve.csv").open() as handle:
+        assert [row["step"] for row in csv.DictReader(handle)] == ["3", "6", "8"]
+    assert list(tmp_path.glob("log/version_0/metrics.csv"))
+
+
+def test_training_ends_when_its_time_is_over(corpus, tmp_path):
+    _, report = fit(corpus, tmp_path, steps=100_000, max_minutes=0.02)
+    assert 1 < report.steps < 100_000
+
+
+def test_training_ends_without_progress(corpus, tmp_path):
+    _, report = fit(corpus, tmp_path, steps=100, validate_every=2, patience=3, learning_rate=1e-12)
+    assert report.steps == 8
+
+
+def test_checkpoints_hold_the_drafter_only(corpus, tmp_path):
+    fit(corpus, tmp_path)
+    checkpoint = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=False)
+    names = {name.removeprefix("model.") for name in checkpoint["state_dict"] if name.startswith("model.")}
+    assert names == set(make_drafter().model.state_dict())
+
+
+def test_a_loss_that_is_no_number_names_the_sample(corpus, tmp_path, monkeypatch):
+    from workbench.distill.module import Distillation
+
+    terms = Distillation.terms
+
+    def broken(self, batch):
+        result = terms(self, batch)
+        if 17 in batch.samples_B.tolist():
+            object.__setattr__(result, "denoising", result.denoising * float("nan"))
+        return result
+
+    monkeypatch.setattr(Distillation, "terms", broken)
+    with pytest.raises(WorkbenchError, match=r"no number at step \d+, in training sample 17$"):
+        fit(corpus, tmp_path, steps=20)
+
+
+def test_broken_weights_are_named_as_such(corpus, tmp_path):
+    drafter = make_drafter()
+    with torch.no_grad():
+        drafter.model.base_model.norm.weight.fill_(float("inf"))
+    with pytest.raises(WorkbenchError, match=r"learning_rate"):
+        fit(corpus, tmp_path, drafter)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: not enough memory: you")]
+)
+def test_out_of_memory_names_the_two_knobs(corpus, tmp_path, monkeypatch, error):
+    from workbench.distill.module import Distillation
+
+    def exhausted(self, batch):
+        raise error
+
+    monkeypatch.setattr(Distillation, "terms", exhausted)
+    with pytest.raises(WorkbenchError, match=r"batch_size \(now 8\) or distill.blocks_per_sequence \(now 4\)"):
+        fit(corpus, tmp_path)

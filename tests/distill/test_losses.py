@@ -1,0 +1,106 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.distill.losses import cross_entropy, divergence, position_weights, row_losses, weighted_mean
+
+DIVERGENCES = ("forward_kl", "reverse_kl", "total_variation")
+
+
+def logprobs(*rows) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+def test_hand_computed_row_of_three():
+    q, p = logprobs([0.5, 0.25, 0.25]), logprobs([0.25, 0.5, 0.25])
+    assert cross_entropy(q, torch.tensor([1])).item() == pytest.approx(math.log(4))
+    assert divergence("forward_kl", q, p).item() == pytest.approx(0.25 * math.log(2))
+    assert divergence("reverse_kl", q, p).item() == pytest.approx(0.25 * math.log(2))
+    assert divergence("total_variation", q, p).item() == pytest.approx(0.25)
+
+
+def test_forward_and_reverse_take_their_expectation_under_different_models():
+    q, p = logprobs([0.5, 0.5]), logprobs([0.9, 0.1])
+    forward = 0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5)
+    reverse = 0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)
+    assert divergence("forward_kl", q, p).item() == pytest.approx(forward)
+    assert divergence("reverse_kl", q, p).item() == pytest.approx(reverse)
+
+
+@given(seed=st.integers(0, 1000))
+def test_total_variation_is_the_probability_of_rejection(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    q, p = (torch.randn(4, 7, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    acceptance = torch.minimum(q.exp(), p.exp()).sum(-1)
+    torch.testing.assert_close(1 - divergence("total_variation", q, p), acceptance)
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_divergences_vanish_only_between_equals(kind):
+    q = torch.randn(3, 8).log_softmax(-1)
+    assert divergence(kind, q, q).abs().max() < 1e-6
+    assert (divergence(kind, q, torch.randn(3, 8).log_softmax(-1)) > 0.01).all()
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", *DIVERGENCES])
+def test_chunks_change_neither_losses_nor_gradients(kind):
+    torch.manual_seed(0)
+    hidden = torch.randn(23, 6, requires_grad=True)
+    target_hidden, labels = torch.randn(23, 5), torch.randint(11, (23,))
+    head, target_head = torch.nn.Linear(6, 12, bias=False), torch.nn.Linear(5, 11, bias=False)
+    results = []
+    for chunk_logits in (10**6, 44, 1):
+        rows = row_losses(hidden, labels, head, target_hidden, target_head, kind, 0.5, 11, chunk_logits)
+        gradients = torch.autograd.grad(rows.loss_R.square().sum(), [hidden, head.weight])
+        results.append((rows.loss_R, rows.label_logprob_R, *gradients))
+    for other in results[1:]:
+        for value, expected in zip(other, results[0], strict=True):
+            torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_row_losses_against_their_definition(kind):
+    torch.manual_seed(0)
+    hidden, target_hidden, labels = torch.randn(9, 6), torch.randn(9, 5), torch.randint(10, (9,))
+    head, target_head = torch.nn.Linear(6, 12), torch.nn.Linear(5, 10)
+    rows = row_losses(hidden, labels, head, target_hidden, target_head, kind, 0.5, 10)
+    logits = head(hidden)[:, :10]
+    label_loss = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    expected = divergence(kind, logits.log_softmax(-1), target_head(target_hidden).log_softmax(-1)) + 0.5 * label_loss
+    torch.testing.assert_close(rows.loss_R, expected)
+    torch.testing.assert_close(rows.label_logprob_R, -label_loss)
+
+
+def test_few_logits_are_held_at_once():
+    """The widest tensor that the head makes has as many rows as a chunk, in both directions."""
+    heights = []
+
+    def head(hidden_RD):
+        heights.append(len(hidden_RD))
+        return hidden_RD @ weight
+
+    weight, hidden = torch.randn(6, 100, requires_grad=True), torch.randn(50, 6, requires_grad=True)
+    rows = row_losses(hidden, torch.zeros(50, dtype=torch.long), head, None, None, "cross_entropy", 0, 100, 700)
+    rows.loss_R.sum().backward()
+    assert max(heights) == 7
+    assert sum(heights) == 100  # every row once for its loss and once more for its gradient
+
+
+def test_weights_by_position():
+    label_logprob = logprobs([0.5, 0.5, 0.25], [1.0, 0.1, 0.9])
+    assert position_weights("uniform", label_logprob, 2.0).tolist() == [[1, 1, 1], [1, 1, 1]]
+    exponential = position_weights("exponential", label_logprob, 2.0)
+    assert exponential[1].tolist() == pytest.approx([1, math.exp(-0.5), math.exp(-1)])
+    survival = position_weights("survival", label_logprob.requires_grad_(), 2.0)
+    assert survival[0].tolist() == pytest.approx([1, 0.5, 0.25])
+    assert survival[1].tolist() == pytest.approx([1, 1.0, 0.1])
+    assert not survival.requires_grad
+
+
+def test_weighted_mean():
+    loss = torch.tensor([1.0, 3.0, 100.0])
+    assert weighted_mean(loss, torch.tensor([1.0, 3.0, 0.0])) == 2.5
+    assert weighted_mean(loss, torch.zeros(3)) == 0

@@ -1,0 +1,228 @@
+"""One distillation: from a drafter, its target and a corpus to trained weights and a report."""
+
+import contextlib
+import csv
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from workbench.console import console, progress
+from workbench.corpus.responses import Corpus, load_corpus
+from workbench.distill.data import DistillationData
+from workbench.distill.evaluation import draw_evaluation_blocks
+from workbench.distill.module import Distillation
+from workbench.drafter.layers import build_drafter
+from workbench.drafter.model import Drafter, save_drafter
+from workbench.errors import WorkbenchError
+from workbench.files import whole_file, whole_folder, write_json
+from workbench.recipe import DistillOptions, Recipe
+from workbench.targets import Target, load_target
+
+CHECKPOINTS = "checkpoints"
+"""Folder of a training's checkpoints, inside its own."""
+NUM_VALIDATION_STARTS = 512
+"""Held-out places at which a training is validated, each with a known and a masked anchor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitReport:
+    """What a training took and what it reached."""
+
+    steps: int
+    clean_tokens: int
+    """Prompt and response tokens that passed through the drafter, padding aside."""
+    block_rows: int
+    """Supervised block rows."""
+    seconds: float
+    tokens_per_second: float
+    """Clean tokens and block rows together."""
+    final: dict[str, float]
+    """Held-out figures at the end: loss terms, acceptance and agreement, anchored and masked."""
+    curve: list[dict[str, float]]
+    """The same at every validation, with steps, seconds and tokens."""
+
+
+def distill(recipe: Recipe, corpus_folder: Path, folder: Path) -> None:
+    """Trains the recipe's drafter; continues from its last checkpoint after an interruption.
+
+    Writes:
+        folder/drafter: The trained drafter, with the target's tokenizer.
+        folder/learning_curve.csv, folder/log: Held-out figures at every validation; losses along the way.
+        folder/distill.json: The report, written last.
+    """
+    corpus = load_corpus(corpus_folder)
+    target = load_target(recipe.target)
+    drafter = build_drafter(target, recipe)
+    console.print(
+        f"distilling a drafter of {drafter.num_layers} layers from {len(corpus.train)} responses of {target.identity}"
+    )
+    report = fit_drafter(
+        drafter, target, corpus, recipe.distill, folder, recipe.seed, draft_length=recipe.decode.draft_length
+    )
+    with whole_folder(folder / "drafter") as temporary:
+        save_drafter(drafter, temporary, target.tokenizer)
+    write_curve(folder / "learning_curve.csv", report.curve)
+    write_json(folder / "distill.json", dataclasses.asdict(report))
+    console.print(
+        f"distilled in {report.seconds:.0f} s: estimated acceptance length "
+        f"{report.final['acceptance_anchored']:.2f} anchored, {report.final['acceptance_masked']:.2f} masked"
+    )
+
+
+def fit_drafter(
+    drafter: Drafter,
+    target: Target,
+    corpus: Corpus,
+    options: DistillOptions,
+    folder: Path,
+    seed: int,
+    draft_length: int | None = None,
+) -> FitReport:
+    """Trains a drafter's weights in place, from the last checkpoint in `folder` if there is one.
+
+    Args:
+        drafter: Changed; left in eval mode without gradients.
+        target: Gives the distributions to learn.
+        corpus: Its training responses, and held-out ones for validation.
+        options: The training.
+        folder: Where checkpoints and logs go.
+        seed: Of batches and blocks.
+        draft_length: Slots that the estimated acceptance counts; None: as many as a block has masks.
+
+    Raises:
+        WorkbenchError: data that cannot be learned from, a loss that is no number, or too little memory.
+    """
+    if draft_length is None:
+        draft_length = drafter.spec.block_size - 1
+    lightning.seed_everything(seed, verbose=False)
+    held_out = draw_evaluation_blocks(corpus.held_out, NUM_VALIDATION_STARTS, seed)
+    drafter.model.requires_grad_(True).train()
+    if options.checkpoint_activations:
+        drafter.model.gradient_checkpointing_enable({"use_reentrant": False})
+    data = DistillationData(corpus.train, held_out, options, seed)
+    module = Distillation(drafter, target, options, draft_length)
+    last_checkpoint = folder / CHECKPOINTS / "last.ckpt"
+    with _silent_lightning(), progress("distilling, per cent", total=100) as advance:
+        trainer = _build_trainer(options, folder, advance)
+        with _clear_memory_errors(options):
+            trainer.fit(module, data, ckpt_path=last_checkpoint if last_checkpoint.is_file() else None)
+            module.finish()
+            if not module.curve or module.curve[-1]["step"] != module.global_step:
+                trainer.validate(module, data, verbose=False)
+    if options.checkpoint_activations:
+        drafter.model.gradient_checkpointing_disable()
+    drafter.model.requires_grad_(False).eval()
+    return build_report(module)
+
+
+def build_report(module: Distillation) -> FitReport:
+    """The report of a finished training."""
+    point = module.curve[-1]
+    seconds = module.clock.elapsed_s()
+    counts = ("step", "seconds", "clean_tokens", "block_rows")
+    return FitReport(
+        steps=module.global_step,
+        clean_tokens=module.num_clean_tokens,
+        block_rows=module.num_block_rows,
+        seconds=seconds,
+        tokens_per_second=(module.num_clean_tokens + module.num_block_rows) / seconds,
+        final={key: value for key, value in point.items() if key not in counts},
+        curve=module.curve,
+    )
+
+
+def write_curve(path: Path, curve: list[dict[str, float]]) -> None:
+    """Writes the learning curve as CSV."""
+    with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, fieldnames=list(curve[0]))
+        writer.writeheader()
+        writer.writerows(curve)
+
+
+class _ConsoleProgress(Callback):
+    """Shows how far the training is, in per cent, with its latest figures."""
+
+    def __init__(self, advance: Callable[[int, str], None]):
+        self.advance = advance
+        self.shown = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        done = min(100, int(100 * pl_module.progress()))
+        if done > self.shown:
+            note = f"step {pl_module.global_step}, loss {float(outputs['loss']):.3f}"
+            if pl_module.curve:
+                point = pl_module.curve[-1]
+                note += f", acceptance {point['acceptance_anchored']:.2f} / {point['acceptance_masked']:.2f} masked"
+            self.advance(done - self.shown, note)
+            self.shown = done
+
+
+def _build_trainer(options: DistillOptions, folder: Path, advance: Callable[[int, str], None]) -> lightning.Trainer:
+    return lightning.Trainer(
+        accelerator="auto",
+        devices=options.devices,
+        num_nodes=options.nodes,
+        strategy=options.strategy,
+        precision=options.precision,
+        max_steps=options.steps,
+        max_epochs=-1,
+        accumulate_grad_batches=options.accumulate,
+        gradient_clip_val=options.gradient_clip,
+        val_check_interval=options.validate_every * options.accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        log_every_n_steps=10,
+        logger=CSVLogger(folder, name="log"),
+        callbacks=[
+            ModelCheckpoint(
+                folder / CHECKPOINTS,
+                filename="last",
+                every_n_epochs=1,
+                save_on_train_epoch_end=False,  # but after every validation, whose figures the checkpoint then holds
+                enable_version_counter=False,
+            ),
+            _ConsoleProgress(advance),
+        ],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+@contextlib.contextmanager
+def _clear_memory_errors(options: DistillOptions) -> Iterator[None]:
+    """Turns running out of memory into a line with the two knobs that help."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises a plain one
+        is_memory = isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+        if not is_memory:
+            raise
+        raise WorkbenchError(
+            f"out of memory in a training step: lower distill.batch_size (now {options.batch_size}) or "
+            f"distill.blocks_per_sequence (now {options.blocks_per_sequence})"
+        ) from error
+
+
+@contextlib.contextmanager
+def _silent_lightning() -> Iterator[None]:
+    """Keeps Lightning's own remarks off the screen; ours say what is going on."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\.")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

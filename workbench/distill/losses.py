@@ -1,0 +1,130 @@
+"""Losses of distillation: pure functions of logits, one value per row.
+
+The drafter's logits are q, the target's p. Every divergence is taken over the vocabulary rows that both models have.
+
+Dimensions: R row, V vocabulary, D width, N block, L slot of a block.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+Divergence = Literal["cross_entropy", "forward_kl", "reverse_kl", "total_variation"]
+PositionWeights = Literal["uniform", "exponential", "survival"]
+Head = Callable[[Tensor], Tensor]
+"""From hidden_RD to logits_RV."""
+
+CHUNK_LOGITS = 1 << 26
+"""Logits of one chunk of rows: 256 MiB in float32. More rows are taken in turns and recomputed for the gradient."""
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """What a loss says of each row."""
+
+    loss_R: Tensor
+    """Differentiable."""
+    label_logprob_R: Tensor
+    """The drafter's log-probability of the label; no gradient."""
+
+
+def cross_entropy(logprobs_RV: Tensor, labels_R: Tensor) -> Tensor:
+    """Minus the log-probability of the label."""
+    return -logprobs_RV.gather(1, labels_R[:, None])[:, 0]
+
+
+def divergence(kind: Divergence, logprobs_RV: Tensor, target_logprobs_RV: Tensor) -> Tensor:
+    """Distance of the drafter's distribution from the target's.
+
+    Args:
+        kind: `forward_kl` is KL(p || q), `reverse_kl` is KL(q || p), `total_variation` is half the L1 distance: its
+            complement is the probability that a draft drawn from q is accepted by rejection sampling.
+        logprobs_RV: log q.
+        target_logprobs_RV: log p, without gradient.
+    """
+    if kind == "forward_kl":
+        return (target_logprobs_RV.exp() * (target_logprobs_RV - logprobs_RV)).sum(-1)
+    if kind == "reverse_kl":
+        return (logprobs_RV.exp() * (logprobs_RV - target_logprobs_RV)).sum(-1)
+    if kind == "total_variation":
+        return 0.5 * (logprobs_RV.exp() - target_logprobs_RV.exp()).abs().sum(-1)
+    raise ValueError(f"{kind!r} is no divergence between distributions")
+
+
+def row_losses(
+    hidden_RD: Tensor,
+    labels_R: Tensor,
+    head: Head,
+    target_hidden_RD: Tensor | None,
+    target_head: Head | None,
+    kind: Divergence,
+    cross_entropy_weight: float,
+    vocab_size: int,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> RowLosses:
+    """Divergence plus weighted cross-entropy of each row, with at most `chunk_logits` logits of a model held at once.
+
+    Args:
+        hidden_RD: The drafter's last hidden states.
+        labels_R: Tokens to predict.
+        head: The drafter's output layer.
+        target_hidden_RD: The target's hidden states of the same rows; not looked at for plain cross-entropy.
+        target_head: The target's output layer.
+        kind: Which divergence; `cross_entropy` is cross-entropy alone, whatever its weight.
+        cross_entropy_weight: Weight of cross-entropy beside a divergence.
+        vocab_size: Vocabulary rows that both models have.
+        chunk_logits: Rows per chunk times vocabulary rows.
+    """
+
+    def of_chunk(hidden_RD: Tensor, target_hidden_RD: Tensor | None, labels_R: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs_RV = head(hidden_RD)[:, :vocab_size].float().log_softmax(-1)
+        label_loss_R = cross_entropy(logprobs_RV, labels_R)
+        if kind == "cross_entropy":
+            return label_loss_R, -label_loss_R.detach()
+        assert target_hidden_RD is not None
+        assert target_head is not None
+        with torch.no_grad():
+            target_logprobs_RV = target_head(target_hidden_RD)[:, :vocab_size].float().log_softmax(-1)
+        loss_R = divergence(kind, logprobs_RV, target_logprobs_RV) + cross_entropy_weight * label_loss_R
+        return loss_R, -label_loss_R.detach()
+
+    chunk_rows = max(1, chunk_logits // vocab_size)
+    if len(labels_R) <= chunk_rows:
+        return RowLosses(*of_chunk(hidden_RD, target_hidden_RD, labels_R))
+    num_chunks = -(-len(labels_R) // chunk_rows)
+    target_chunks = [None] * num_chunks if target_hidden_RD is None else target_hidden_RD.split(chunk_rows)
+    parts = [
+        checkpoint(of_chunk, hidden, target_hidden, labels, use_reentrant=False)
+        for hidden, target_hidden, labels in zip(
+            hidden_RD.split(chunk_rows), target_chunks, labels_R.split(chunk_rows), strict=True
+        )
+    ]
+    losses, logprobs = zip(*parts, strict=True)  # pyright: ignore[reportArgumentType]
+    return RowLosses(torch.cat(losses), torch.cat(logprobs))
+
+
+def position_weights(kind: PositionWeights, label_logprob_NL: Tensor, decay: float) -> Tensor:
+    """Weight of each slot of each block; no gradient.
+
+    Args:
+        kind: `uniform`; `exponential`, exp(-slot / decay); or `survival`, the drafter's own probability of all labels
+            before the slot: the share of rounds in which the slot matters.
+        label_logprob_NL: The drafter's log-probability of each slot's label.
+        decay: Slots in which the exponential weight falls to 1/e.
+    """
+    if kind == "uniform":
+        return torch.ones_like(label_logprob_NL)
+    if kind == "exponential":
+        slot_L = torch.arange(label_logprob_NL.shape[-1], device=label_logprob_NL.device)
+        return torch.exp(-slot_L / decay).expand_as(label_logprob_NL)
+    return functional.pad(label_logprob_NL.detach()[:, :-1], (1, 0)).cumsum(-1).exp()
+
+
+def weighted_mean(loss: Tensor, weight: Tensor) -> Tensor:
+    """Mean of `loss` under `weight` of the same shape; 0 where all weights are 0."""
+    return (loss * weight).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)

@@ -1,0 +1,340 @@
+"""Distillation as Lightning sees it: the loss of a batch, the learning rate, validation, what a checkpoint holds.
+
+Dimensions: B sequence, T clean position, A block of a sequence, L slot of a block, N block, R row, D width.
+"""
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor
+
+from workbench.distill.evaluation import match_slots
+from workbench.distill.losses import RowLosses, position_weights, row_losses, weighted_mean
+from workbench.distill.metrics import EstimatedAcceptance
+from workbench.drafter.blocks import UNSUPERVISED, BlockBatch, hidden_rows, lay_out
+from workbench.drafter.model import Drafter
+from workbench.errors import WorkbenchError
+from workbench.recipe import DistillOptions
+from workbench.targets import Target
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Loss terms of a batch; scalars unless noted."""
+
+    denoising: Tensor
+    autoregressive: Tensor
+    hidden_BALD: Tensor
+    labels_BAL: Tensor
+
+
+class Distillation(lightning.LightningModule):
+    """Trains a drafter's weights in place; the frozen target stays out of the module tree and of checkpoints."""
+
+    target_model: Any
+
+    def __init__(self, drafter: Drafter, target: Target, options: DistillOptions, draft_length: int):
+        super().__init__()
+        self.model = drafter.model
+        # A plain attribute would make the target a submodule, and its weights part of every checkpoint.
+        object.__setattr__(self, "target_model", target.model)
+        self.spec = drafter.spec
+        self.options = options
+        self.vocab_size = min(_vocab_rows(drafter.model), _vocab_rows(target.model))
+        self.acceptance = torch.nn.ModuleDict(
+            {"anchored": EstimatedAcceptance(draft_length), "masked": EstimatedAcceptance(draft_length)}
+        )
+        if options.freeze_embeddings:
+            self._train_mask_row_only(drafter.model.get_input_embeddings().weight)
+        self.clock = Clock()
+        self.averages: list[Tensor] | None = None
+        """Exponential moving averages of the weights, while they train and if they are asked for."""
+        self.num_clean_tokens = 0
+        self.num_block_rows = 0
+        self.curve: list[dict[str, float]] = []
+        """One point per validation."""
+
+    # Training
+
+    def training_step(self, batch: BlockBatch, batch_index: int) -> Tensor:
+        """Loss of one batch."""
+        terms = self.terms(batch)
+        weight = autoregressive_weight(self.options, self.progress())
+        loss = terms.denoising + weight * terms.autoregressive
+        if not torch.isfinite(loss):
+            raise WorkbenchError(self._describe_failure(batch))
+        self.num_clean_tokens += int(batch.lengths_B.sum())
+        self.num_block_rows += int((terms.labels_BAL != UNSUPERVISED).sum())
+        self.log_dict(
+            {
+                "train/loss": loss.detach(),
+                "train/denoising": terms.denoising.detach(),
+                "train/autoregressive": terms.autoregressive.detach(),
+                "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
+            }
+        )
+        return loss
+
+    def terms(self, batch: BlockBatch) -> Terms:
+        """Both loss terms of a batch, from one pass of the drafter and one clean pass of the target."""
+        options = self.options
+        block_pass = lay_out(batch, self.spec)
+        clean_BTD, hidden_BALD = hidden_rows(self.model, block_pass)
+        target_BTD = self._target_hidden(batch)
+        labels_BAL = block_pass.labels_BAL
+        is_labelled_BAL = labels_BAL != UNSUPERVISED
+
+        # The block row at position s + i and the target's clean row there predict the same token.
+        sequence_BA1 = torch.arange(len(labels_BAL), device=self.device)[:, None, None]
+        slot_L = torch.arange(self.spec.block_size, device=self.device)
+        position_BAL = batch.starts_BA[..., None] + slot_L
+        sequence_R = sequence_BA1.expand_as(position_BAL)[is_labelled_BAL]
+        rows = self._row_losses(
+            hidden_BALD[is_labelled_BAL],
+            labels_BAL[is_labelled_BAL],
+            None if target_BTD is None else target_BTD[sequence_R, position_BAL[is_labelled_BAL]],
+            options.denoising,
+            options.cross_entropy_weight,
+        )
+        logprob_BAL = torch.zeros(labels_BAL.shape, device=self.device)
+        logprob_BAL[is_labelled_BAL] = rows.label_logprob_R
+        weight_NL = position_weights(options.position_weights, logprob_BAL.flatten(0, 1), options.position_decay)
+        denoising = weighted_mean(rows.loss_R, weight_NL.view_as(logprob_BAL)[is_labelled_BAL])
+
+        if options.autoregressive == "off":
+            return Terms(denoising, torch.zeros_like(denoising), hidden_BALD, labels_BAL)
+        is_response_BT = next_token_is_response(batch)
+        clean_rows = self._row_losses(
+            clean_BTD[:, :-1][is_response_BT],
+            batch.tokens_BT[:, 1:][is_response_BT],
+            None if target_BTD is None else target_BTD[:, :-1][is_response_BT],
+            options.autoregressive,
+            cross_entropy_weight=0.0,
+        )
+        return Terms(denoising, clean_rows.loss_R.mean(), hidden_BALD, labels_BAL)
+
+    def _row_losses(
+        self, hidden_RD: Tensor, labels_R: Tensor, target_RD: Tensor | None, kind: Any, cross_entropy_weight: float
+    ) -> RowLosses:
+        return row_losses(
+            hidden_RD,
+            labels_R,
+            self.model.get_output_embeddings(),
+            target_RD,
+            self.target_model.get_output_embeddings(),
+            kind,
+            cross_entropy_weight,
+            self.vocab_size,
+        )
+
+    @torch.no_grad()
+    def _target_hidden(self, batch: BlockBatch) -> Tensor | None:
+        """The target's hidden states on the clean sequences, unless no loss looks at them."""
+        if self.options.denoising == "cross_entropy" and self.options.autoregressive in ("off", "cross_entropy"):
+            return None
+        # Causal rows never see the padding on their right.
+        return self.target_model.base_model(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
+
+    @torch.no_grad()
+    def _describe_failure(self, batch: BlockBatch) -> str:
+        """Names the sequences of a batch whose own loss is not finite."""
+        bad = []
+        for index, sample in enumerate(batch.samples_B.tolist()):
+            one = BlockBatch(*(getattr(batch, field.name)[index : index + 1] for field in dataclasses.fields(batch)))
+            terms = self.terms(one)
+            if not torch.isfinite(terms.denoising + terms.autoregressive):
+                bad.append(sample)
+        where = f"training sample {', '.join(map(str, bad[:5]))}" if bad else f"samples {batch.samples_B.tolist()}"
+        if len(bad) == len(batch.samples_B):
+            where += " and the rest of its batch: the weights themselves are broken, lower distill.learning_rate"
+        return f"the loss is no number at step {self.global_step}, in {where}"
+
+    # Optimizer and schedule
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW; norms, biases and embeddings do not decay."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        embedding = self.model.get_input_embeddings().weight
+        decays = [p for p in parameters if p.ndim >= 2 and p is not embedding]
+        others = [p for p in parameters if p.ndim < 2 or p is embedding]
+        return torch.optim.AdamW(
+            [{"params": decays, "weight_decay": self.options.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=self.options.learning_rate,
+            betas=(0.9, 0.95),
+            fused=True,
+        )
+
+    def progress(self) -> float:
+        """Share of the training that is done: by steps or by time, whichever is further."""
+        by_steps = self.global_step / self.options.steps
+        if self.options.max_minutes is None:
+            return by_steps
+        return max(by_steps, self.clock.elapsed_s() / (60 * self.options.max_minutes))
+
+    def on_train_start(self) -> None:
+        """Starts the clock."""
+        self.clock.start()
+        if self.options.ema_decay and self.averages is None:
+            self.averages = [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def on_train_batch_start(self, batch: BlockBatch, batch_index: int) -> None:
+        """Sets the learning rate."""
+        factor = schedule(self.progress(), self.options.warmup_fraction)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = factor * self.options.learning_rate
+
+    def on_train_batch_end(self, outputs: Any, batch: BlockBatch, batch_index: int) -> None:
+        """Averages the weights; ends the training when its time is over (steps are counted by the trainer)."""
+        if self.averages is not None and (batch_index + 1) % self.options.accumulate == 0:
+            # The first steps would otherwise weigh on the average for 1 / (1 - decay) steps.
+            decay = min(self.options.ema_decay, self.global_step / (10 + self.global_step))
+            for average, parameter in zip(self.averages, self.model.parameters(), strict=True):
+                average.lerp_(parameter.detach(), 1 - decay)
+        if self.progress() >= 1:
+            self.trainer.should_stop = True
+
+    @torch.no_grad()
+    def _swap_averages(self) -> None:
+        """Exchanges the weights and their averages."""
+        for average, parameter in zip(self.averages or [], self.model.parameters(), strict=False):
+            weight = parameter.clone()
+            parameter.copy_(average)
+            average.copy_(weight)
+
+    def finish(self) -> None:
+        """Leaves the averages, if there are any, as the weights."""
+        self._swap_averages()
+        self.averages = None
+
+    def _train_mask_row_only(self, weight: torch.nn.Parameter) -> None:
+        is_mask_row_V1 = torch.zeros_like(weight[:, :1])
+        is_mask_row_V1[self.spec.mask_token_id] = 1
+        weight.register_hook(lambda gradient: gradient * is_mask_row_V1.to(gradient.device))
+
+    # Validation
+
+    def on_validation_epoch_start(self) -> None:
+        """Empties the sums; averaged weights are the ones to judge."""
+        self._swap_averages()
+        self._sums = torch.zeros(2, dtype=torch.float64)
+        self._num_batches = 0
+
+    def validation_step(self, batch: BlockBatch, batch_index: int) -> None:
+        """Adds a batch of held-out blocks to the figures."""
+        terms = self.terms(batch)
+        self._sums += torch.stack([terms.denoising, terms.autoregressive]).double().cpu()
+        self._num_batches += 1
+        matches_BAL = match_slots(self.model, self.spec, terms.labels_BAL, terms.hidden_BALD)
+        is_labelled_BAL = terms.labels_BAL != UNSUPERVISED
+        is_there_BA = batch.starts_BA >= 0
+        for name, is_kind_BA in (("anchored", ~batch.masks_anchor_BA), ("masked", batch.masks_anchor_BA)):
+            chosen_BA = is_kind_BA & is_there_BA
+            metric = self.acceptance[name]
+            assert isinstance(metric, EstimatedAcceptance)
+            metric.update(matches_BAL[chosen_BA], is_labelled_BAL[chosen_BA])
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the figures and adds a point to the learning curve."""
+        self._swap_averages()
+        denoising, autoregressive = (self._sums / max(1, self._num_batches)).tolist()
+        figures = {"denoising": denoising, "autoregressive": autoregressive}
+        for name, metric in self.acceptance.items():
+            assert isinstance(metric, EstimatedAcceptance)
+            figures[f"acceptance_{name}"] = metric.compute().item()
+            for slot, agreement in enumerate(metric.slot_agreement().tolist(), start=1):
+                figures[f"agreement_{name}_{slot}"] = agreement
+            metric.reset()
+        self.log_dict({f"held_out/{name}": value for name, value in figures.items()})
+        self.curve.append(
+            {
+                "step": self.global_step,
+                "seconds": round(self.clock.elapsed_s(), 3),
+                "clean_tokens": self.num_clean_tokens,
+                "block_rows": self.num_block_rows,
+                **figures,
+            }
+        )
+        if self._has_stalled():
+            self.trainer.should_stop = True
+
+    def _has_stalled(self) -> bool:
+        """The last `patience` validations brought no better acceptance than the one before them."""
+        patience = self.options.patience
+        lengths = [point["acceptance_anchored"] for point in self.curve]
+        return patience is not None and len(lengths) > patience and max(lengths[-patience:]) <= max(lengths[:-patience])
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what a resumed training must know beside the weights."""
+        checkpoint["distillation"] = {
+            "spec": dataclasses.asdict(self.spec),
+            "elapsed_s": self.clock.elapsed_s(),
+            "clean_tokens": self.num_clean_tokens,
+            "block_rows": self.num_block_rows,
+            "curve": self.curve,
+            "averages": self.averages,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes it back; a checkpoint of another drafter is an error."""
+        saved = checkpoint["distillation"]
+        changed = sorted(key for key, value in dataclasses.asdict(self.spec).items() if saved["spec"].get(key) != value)
+        if changed:
+            key = changed[0]
+            raise WorkbenchError(
+                f"the checkpoint was written for another drafter: its {key} is {saved['spec'].get(key)}, "
+                f"the recipe's is {getattr(self.spec, key)}; clear the run's folder or restore the recipe"
+            )
+        self.clock = Clock(saved["elapsed_s"])
+        self.num_clean_tokens = saved["clean_tokens"]
+        self.num_block_rows = saved["block_rows"]
+        self.curve = list(saved["curve"])
+        self.averages = saved["averages"]
+
+
+class Clock:
+    """Seconds of training, carried over from an interrupted one."""
+
+    def __init__(self, before_s: float = 0.0):
+        self.before_s = before_s
+        self._started_at: float | None = None
+
+    def start(self) -> None:
+        """Starts counting."""
+        self._started_at = time.monotonic()
+
+    def elapsed_s(self) -> float:
+        """Seconds up to now."""
+        return self.before_s + (0.0 if self._started_at is None else time.monotonic() - self._started_at)
+
+
+def schedule(progress: float, warmup_fraction: float) -> float:
+    """Factor of the learning rate: a linear rise, then half a cosine down to 0."""
+    if progress < warmup_fraction:
+        # Half a per cent rather than 0, or the first step would be wasted.
+        return max(0.005, progress / warmup_fraction)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - warmup_fraction) / max(1e-9, 1 - warmup_fraction))))
+
+
+def autoregressive_weight(options: DistillOptions, progress: float) -> float:
+    """Weight of the auxiliary loss: constant, or linear from its first to its final value."""
+    if options.autoregressive_final_weight is None:
+        return options.autoregressive_weight
+    change = options.autoregressive_final_weight - options.autoregressive_weight
+    return options.autoregressive_weight + change * min(1.0, progress)
+
+
+def next_token_is_response(batch: BlockBatch) -> Tensor:
+    """Boolean (B, T - 1): the clean row predicts a token of the response."""
+    position_T = torch.arange(1, batch.tokens_BT.shape[1], device=batch.tokens_BT.device)
+    return (position_T >= batch.prompt_lengths_B[:, None]) & (position_T < batch.lengths_B[:, None])
+
+
+def _vocab_rows(model: Any) -> int:
+    return model.get_output_embeddings().weight.shape[0]
