@@ -2,18 +2,20 @@
 
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 
 def render_table(validation: dict[str, Any]) -> Table:
-    """One row per suite and method."""
+    """One row per suite and method; tau is the acceptance length, hits the share of rounds found drafted ahead."""
     several = len({suite for suites in validation["methods"].values() for suite in suites}) > 1
-    table = Table(title=f"{validation['recipe']}: {validation['target']['identity']}", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     if several:
-        table.add_column("suite")
+        table.add_column("suite", no_wrap=True)
     table.add_column("method")
-    for column in ("layers", "acceptance length", "tokens/s", "speedup", "hit rate", "lossless"):
-        table.add_column(column, justify="right")
+    # On a narrow terminal only the method's name is broken, at its hyphens.
+    for column, width in (("layers", 7), ("tau", 4), ("tokens/s", 8), ("speedup", 17), ("hits", 5), ("lossless", 9)):
+        table.add_column(column, justify="right", no_wrap=True, min_width=width)
     suites = next(iter(validation["methods"].values()))
     for suite in suites:
         for method, cells in validation["methods"].items():
@@ -21,8 +23,8 @@ def render_table(validation: dict[str, Any]) -> Table:
             row = [
                 method,
                 render_layers(validation, method),
-                render_estimate(cell.get("acceptance_length")),
-                render_estimate(cell["tokens_per_second"], digits=0),
+                f"{value_of(cell['acceptance_length']):.2f}" if "acceptance_length" in cell else "-",
+                f"{value_of(cell['tokens_per_second']):.0f}",
                 render_estimate(cell["speedup"], suffix="x"),
                 render_hit_rate(cell),
                 render_losslessness(cell),
@@ -35,9 +37,14 @@ def render_estimate(estimate: dict[str, Any] | None, digits: int = 2, suffix: st
     """`2.41x (2.35-2.47)`; a dash for nothing."""
     if not estimate:
         return "-"
-    value = estimate.get("median", estimate.get("mean"))
+    value = value_of(estimate)
     low, high = estimate["ci95"]
     return f"{value:.{digits}f}{suffix} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def value_of(estimate: dict[str, Any]) -> float:
+    """The median or mean of an estimate."""
+    return estimate["median"] if "median" in estimate else estimate["mean"]
 
 
 def render_layers(validation: dict[str, Any], method: str) -> str:
@@ -59,7 +66,7 @@ def render_losslessness(cell: dict[str, Any]) -> str:
     if cell["lossless"] is None:
         return "in law"
     if not cell["lossless"]:
-        return f"NO ({counts['different']} of {total} differ)"
+        return f"NO ({counts['different']}/{total})"
     return f"yes ({total}, {counts['tie']} ties)" if counts["tie"] else f"yes ({total})"
 
 

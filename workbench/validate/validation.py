@@ -40,7 +40,7 @@ def validate(recipe: Recipe, drafters: dict[str, Path], folder: Path) -> dict[st
         verdicts = {job: bench.judge(log.measurements, job) for job in bench.jobs()}
         result = build_result(bench, log.measurements, verdicts, idle_load, log.num_resumed)
         write_json(folder / VALIDATION_FILE, result)
-        console.print(render_table(result))
+        console.print(render_table(result), soft_wrap=False)
         for warning in result["warnings"]:
             console.print(f"[yellow]warning:[/yellow] {warning}")
         if not result["lossless"]:
