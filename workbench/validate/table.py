@@ -3,33 +3,36 @@
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 
+_LONGEST_NAME = 16
 
-def render_table(validation: dict[str, Any]) -> Table:
-    """One row per suite and method; tau is the acceptance length, hits the share of rounds found drafted ahead."""
-    several = len({suite for suites in validation["methods"].values() for suite in suites}) > 1
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    if several:
-        table.add_column("suite", no_wrap=True)
-    table.add_column("method")
-    # On a narrow terminal only the method's name is broken, at its hyphens.
-    for column, width in (("layers", 7), ("tau", 4), ("tokens/s", 8), ("speedup", 17), ("hits", 5), ("lossless", 9)):
-        table.add_column(column, justify="right", no_wrap=True, min_width=width)
+
+def render_table(validation: dict[str, Any]) -> Group:
+    """One table a suite, one row a method; tau is the acceptance length, hits the share of blocks drafted in time."""
     suites = next(iter(validation["methods"].values()))
-    for suite in suites:
-        for method, cells in validation["methods"].items():
-            cell = cells[suite]
-            row = [
-                method,
-                render_layers(validation, method),
-                f"{value_of(cell['acceptance_length']):.2f}" if "acceptance_length" in cell else "-",
-                f"{value_of(cell['tokens_per_second']):.0f}",
-                render_estimate(cell["speedup"], suffix="x"),
-                render_hit_rate(cell),
-                render_losslessness(cell),
-            ]
-            table.add_row(*([suite, *row] if several else row), style=style_of(cell))
+    return Group(*(_render_suite(validation, suite) for suite in suites))
+
+
+def _render_suite(validation: dict[str, Any], suite: str) -> Table:
+    table = Table(title=suite, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True)
+    for column in ("layers", "tau", "tokens/s", "speedup", "hits", "lossless"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for method, cells in validation["methods"].items():
+        cell = cells[suite]
+        table.add_row(
+            # Broken at a hyphen, so that the table fits a terminal of 80 columns.
+            method.replace("-", "-\n", 1) if len(method) > _LONGEST_NAME else method,
+            render_layers(validation, method),
+            f"{value_of(cell['acceptance_length']):.2f}" if "acceptance_length" in cell else "-",
+            f"{value_of(cell['tokens_per_second']):.0f}",
+            render_estimate(cell["speedup"], suffix="x"),
+            render_hit_rate(cell),
+            render_losslessness(cell),
+            style="red" if cell["lossless"] is False else "",
+        )
     return table
 
 
@@ -68,8 +71,3 @@ def render_losslessness(cell: dict[str, Any]) -> str:
     if not cell["lossless"]:
         return f"NO ({counts['different']}/{total})"
     return f"yes ({total}, {counts['tie']} ties)" if counts["tie"] else f"yes ({total})"
-
-
-def style_of(cell: dict[str, Any]) -> str:
-    """Red for a method that is not lossless."""
-    return "red" if cell["lossless"] is False else ""
