@@ -13,10 +13,11 @@ from workbench.decode.acceptance import accept, cut_emission
 from workbench.decode.calibration import load_calibration
 from workbench.decode.costs import measure_drafter_costs, measure_pass_s
 from workbench.decode.drafting import BlockDrafter, Draft
-from workbench.decode.engine import Engine, build_engine
+from workbench.decode.engine import Engine
 from workbench.decode.hypotheses import RoundCosts
 from workbench.decode.sampling import SamplingSettings, SeededRandomness
 from workbench.decode.sources import DraftSource, InlineDrafts, NoDrafts, SynchronousDrafts
+from workbench.decode.static_engine import build_engine
 from workbench.decode.worker import WorkerDrafts, WorkerSettings
 from workbench.drafter.model import check_pair, load_drafter, read_spec
 from workbench.errors import WorkbenchError

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.decode.cache import KVCache, StaticKVCache
+from workbench.decode.cache import KVCache
 from workbench.errors import WorkbenchError
 
 
@@ -89,58 +89,6 @@ class Engine:
             visible = torch.ones((size, size), dtype=torch.bool, device=self.device).tril()
             self._causal_TS = additive_mask(visible, self.dtype)
         return self._causal_TS[start:stop, :stop]
-
-
-class CompiledEngine(Engine):
-    """Passes of few rows run through torch.compile with static shapes; long ones (prefill) run eagerly.
-
-    Each distinct (rows, capacity) pair is compiled once, at its first use.
-    """
-
-    max_compiled_rows = 96
-
-    def __init__(self, model: Any, max_rows: int) -> None:
-        super().__init__(model, max_rows)
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        self._compiled = torch.compile(self._step, dynamic=False, fullgraph=False)
-
-    def new_cache(self) -> KVCache:
-        """An empty cache with static buffers."""
-        return StaticKVCache(self.model.config.num_hidden_layers)
-
-    @torch.inference_mode()
-    def _run(self, ids_1R: Tensor, positions_1R: Tensor, mask_RS: Tensor, cache: KVCache, num_kept: int) -> Tensor:
-        assert isinstance(cache, StaticKVCache)
-        config = self.model.config
-        head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        cache.allocate(config.num_key_value_heads, head_width, self.dtype, self.device)
-        num_rows, num_keys = mask_RS.shape
-        cache.slots = torch.arange(cache.length, cache.length + num_rows, device=self.device)
-        full_mask_RS = mask_RS.new_full((num_rows, cache.capacity), float("-inf"))
-        full_mask_RS[:, :num_keys] = mask_RS
-        step = self._compiled if num_rows <= self.max_compiled_rows else self._step
-        return step(ids_1R, positions_1R, full_mask_RS[None, None], cache, num_kept)[0]
-
-    def _step(self, ids_1R: Tensor, positions_1R: Tensor, mask_11RS: Tensor, cache: KVCache, num_kept: int) -> Tensor:
-        return self.model(
-            input_ids=ids_1R,
-            attention_mask=mask_11RS,
-            position_ids=positions_1R,
-            use_cache=True,
-            logits_to_keep=num_kept,
-            **{self._cache_name: cache},
-        ).logits
-
-
-def build_engine(name: str, model: Any, max_rows: int) -> Engine:
-    """The engine of a recipe's `decode.engine`."""
-    if name == "cuda_graphs":
-        if model.device.type != "cuda":
-            raise WorkbenchError("decode.engine is cuda_graphs, but the model is on the CPU: use eager or compiled")
-        from workbench.decode.cuda_graphs import CudaGraphEngine
-
-        return CudaGraphEngine(model, max_rows)
-    return {"eager": Engine, "compiled": CompiledEngine}[name](model, max_rows)
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

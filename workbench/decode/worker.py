@@ -21,9 +21,9 @@ import torch
 from workbench.decode.calibration import load_calibration
 from workbench.decode.costs import measure_drafter_costs
 from workbench.decode.drafting import BlockDrafter, Draft
-from workbench.decode.engine import build_engine
 from workbench.decode.hypotheses import RoundCosts
 from workbench.decode.sampling import SamplingSettings
+from workbench.decode.static_engine import build_engine
 from workbench.drafter.model import load_drafter
 from workbench.errors import WorkbenchError
 
