@@ -180,16 +180,20 @@ class PruneOptions:
     """Evaluations per study on the cheapest rung."""
     finalists: PositiveInt = 2
     """Candidates per study that are healed."""
+    layers_per_round: PositiveInt | None = None
+    """Progressive: drop this many, heal, rank the layers anew, repeat; None: each number of layers at once."""
     heal_steps: PositiveInt = 200
     """Distillation steps after dropping."""
     heal_learning_rate: PositiveFloat = 3e-4
     """Peak of the healing schedule."""
     retained_threshold: OpenUnitInterval = 0.99  # type: ignore[valid-type]
-    """Smallest retained acceptance length of a winner."""
+    """Retained acceptance length that a winner's lower 95 % bound must reach."""
+    decode_prompts: PositiveInt = 64
+    """Held-out prompts that healed candidates decode for real."""
     max_minutes: PositiveFloat | None = None
-    """Cap on the whole search."""
+    """No new evaluation and no further healing starts after this; the best so far is finished."""
     storage: str | None = None
-    """Optuna storage URL; None: SQLite in the run folder."""
+    """Optuna storage URL (sqlite:///, postgresql://, journal:///PATH); None: in the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
