@@ -1,0 +1,147 @@
+"""What a search leaves behind: `search.json`, everything that was tried and why one candidate won."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from workbench.drafter.model import DrafterSpec
+from workbench.prune.encoding import LayerSet
+from workbench.prune.finalists import Result
+from workbench.prune.healing import Candidate
+from workbench.prune.latency import PassTimes, predicted_speedup
+from workbench.prune.ranking import Ranking
+from workbench.prune.scoring import drafter_fingerprint
+from workbench.recipe import Recipe
+from workbench.validate.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """A healed candidate and its estimates on the precise rung."""
+
+    candidate: Candidate
+    lengths: dict[str, float]
+    """Acceptance lengths: all blocks, anchored, masked."""
+    retained: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRecord:
+    """Everything that a search found out."""
+
+    recipe: Recipe
+    spec: DrafterSpec
+    """Of the unpruned drafter."""
+    num_blocks: int
+    unpruned_lengths: dict[str, float]
+    rankings: list[Ranking]
+    healed: list[Estimated]
+    times: dict[LayerSet, PassTimes]
+    """One set of dropped layers per number of layers."""
+    results: list[Result]
+    chosen: Result
+    reason: str
+    seconds: float
+    workers: int
+
+
+def build_result(record: SearchRecord) -> dict[str, Any]:
+    """`search.json` as plain values."""
+    times = {len(dropped): pass_times for dropped, pass_times in record.times.items()}
+    points = _points(record, times)
+    return {
+        "recipe": record.recipe.name,
+        "prune": asdict(record.recipe.prune),
+        "unpruned": {
+            "kept_layers": record.spec.kept_layers,
+            "parent": record.spec.parent,
+            "acceptance_length": record.unpruned_lengths,
+            "num_blocks": record.num_blocks,
+        },
+        "studies": [ranking.as_dict() for ranking in record.rankings],
+        "pass_times": {str(num_dropped): asdict(pass_times) for num_dropped, pass_times in sorted(times.items())},
+        "healed": [
+            {
+                "name": entry.candidate.name,
+                "dropped": list(entry.candidate.dropped),
+                "heal_steps": entry.candidate.heal_steps,
+                "acceptance_length": entry.lengths,
+                "retained": entry.retained.as_dict(),
+            }
+            for entry in record.healed
+        ],
+        "points": points,
+        "front": pareto_front(points),
+        "results": [result.as_dict() for result in record.results],
+        "chosen": {
+            "name": record.chosen.candidate.name,
+            "dropped": list(record.chosen.candidate.dropped),
+            "kept_layers": [i for i in record.spec.kept_layers if i not in record.chosen.candidate.dropped],
+            "reason": record.reason,
+            "lineage": _lineage(record),
+        },
+        "seconds": record.seconds,
+        "workers": record.workers,
+    }
+
+
+def pareto_front(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Points that no other beats: higher acceptance at no more latency, or less latency at no less acceptance."""
+
+    def beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        no_worse = one["acceptance_length"] >= other["acceptance_length"] and one["packed_s"] <= other["packed_s"]
+        better = one["acceptance_length"] > other["acceptance_length"] or one["packed_s"] < other["packed_s"]
+        return no_worse and better
+
+    front = [point for point in points if not any(beats(other, point) for other in points)]
+    return sorted(front, key=lambda point: point["packed_s"])
+
+
+def _points(record: SearchRecord, times: dict[int, PassTimes]) -> list[dict[str, Any]]:
+    """Acceptance against latency of everything with a precise estimate, with the speedup that the model predicts."""
+    unpruned = record.results[0]
+
+    def point(dropped: LayerSet, state: str, length: float, retained: float) -> dict[str, Any]:
+        pass_times = times[len(dropped)]
+        return {
+            "dropped": list(dropped),
+            "state": state,
+            "acceptance_length": length,
+            "retained": retained,
+            "draft_s": pass_times.draft_s,
+            "packed_s": pass_times.packed_s,
+            "predicted_speedup": predicted_speedup(length, pass_times, unpruned.hit_share, unpruned.overhead_s),
+        }
+
+    base = record.unpruned_lengths["all"]
+    points = [point((), "unpruned", base, 1.0)]
+    for ranking in record.rankings:
+        # A set found on a healed drafter is compared with that one, not with the unpruned drafter.
+        if not ranking.before:
+            points += [
+                point(found.dropped, "before healing", base * found.retained.value, found.retained.value)
+                for found in ranking.found
+                if len(found.dropped) in times
+            ]
+    points += [
+        point(entry.candidate.dropped, "healed", entry.lengths["all"], entry.retained.value) for entry in record.healed
+    ]
+    return points
+
+
+def _lineage(record: SearchRecord) -> dict[str, Any]:
+    """Where the chosen drafter comes from, for the published manifest."""
+    candidate = record.chosen.candidate
+    return {
+        "parent": record.spec.parent,
+        "unpruned_fingerprint": drafter_fingerprint(record.results[0].candidate.folder),
+        "fingerprint": drafter_fingerprint(candidate.folder),
+        "dropped": list(candidate.dropped),
+        "trials": list(candidate.trials),
+        "heal_steps": candidate.heal_steps,
+        "heal_learning_rate": record.recipe.prune.heal_learning_rate if candidate.heal_steps else None,
+        "heal_s": candidate.heal_s,
+        "acceptance_length": record.chosen.acceptance_length,
+        "retained": record.chosen.retained.as_dict(),
+        "speedup": record.chosen.speedup.as_dict(),
+    }

@@ -1,0 +1,229 @@
+"""The pruning stage: which layers can go, what it costs in acceptance, and what it brings on this machine.
+
+    importance -> one study per number of layers -> healing of the best -> decoding for real -> the winner
+
+Everything that takes long is kept on disk as soon as it is there: scores of sets, trials, healed drafters. A search
+that was killed and is started again finds them and goes on.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from workbench.console import console
+from workbench.corpus.responses import load_corpus
+from workbench.decode.calibrate import calibrate
+from workbench.drafter.model import read_spec
+from workbench.errors import WorkbenchError
+from workbench.files import whole_folder, write_json
+from workbench.prune.budget import Budget
+from workbench.prune.encoding import LayerSet
+from workbench.prune.finalists import CALIBRATION_PROMPTS, choose, measure_candidates, num_reserved_prompts
+from workbench.prune.healing import Candidate, heal
+from workbench.prune.latency import measure_pass_times
+from workbench.prune.ranking import Ranking, rank_sets
+from workbench.prune.request import check_request, droppable_layers
+from workbench.prune.result import Estimated, SearchRecord, build_result
+from workbench.prune.scoring import RUNGS, drafter_fingerprint
+from workbench.prune.storage import default_storage, open_storage, sole_search
+from workbench.prune.workforce import ScorerSettings, Workforce
+from workbench.recipe import Recipe
+from workbench.targets import choose_device, load_target
+
+SEARCH_FILE = "search.json"
+STUDY_SHARE = 0.5
+"""Share of `max_minutes` that studies may take; the rest is for healing and decoding."""
+
+
+def search(recipe: Recipe, corpus_folder: Path, distill_folder: Path, folder: Path, workers: int = 1) -> None:
+    """Searches, heals, measures and keeps the winner; continues where an interrupted search was.
+
+    Args:
+        recipe: Its `prune` section says what is searched for.
+        corpus_folder: Responses to heal with, held-out ones to judge by.
+        distill_folder: Holds the unpruned drafter.
+        folder: Gets `drafter` (whole, with its calibration) and `search.json` (written last).
+        workers: Processes that evaluate sets of layers.
+
+    Raises:
+        WorkbenchError: the request is impossible, before any work starts.
+    """
+    check_request(recipe, read_spec(distill_folder / "drafter").kept_layers)
+    storage = recipe.prune.storage or default_storage(folder, workers)
+    check_storage(storage, workers)
+    with sole_search(folder):
+        unpruned = link_folder(distill_folder / "drafter", folder / "unpruned")
+        if recipe.prune.drop_layers:
+            _Search(recipe, corpus_folder, unpruned, folder, storage, workers).run()
+        else:
+            _keep_unpruned(recipe, corpus_folder, unpruned, folder)
+
+
+def check_storage(url: str, workers: int) -> None:
+    """Opens the storage once, and refuses SQLite for several processes."""
+    if workers > 1 and url.startswith("sqlite"):
+        raise WorkbenchError(
+            f"prune.storage {url} is SQLite, which several workers must not share: use journal:///FILE or one worker"
+        )
+    open_storage(url)
+
+
+def link_folder(source: Path, folder: Path, replace: bool = False) -> Path:
+    """A drafter folder with the same files, by hard links where the file system has them: weights are large."""
+    if replace or not folder.is_dir() or drafter_fingerprint(folder) != drafter_fingerprint(source):
+        with whole_folder(folder) as temporary:
+            shutil.copytree(source, temporary, copy_function=_link_or_copy, dirs_exist_ok=True)
+    return folder
+
+
+def _link_or_copy(source: str, destination: str) -> str:
+    try:
+        os.link(source, destination)
+        return destination
+    except OSError:
+        return shutil.copy2(source, destination)
+
+
+def _keep_unpruned(recipe: Recipe, corpus_folder: Path, unpruned: Path, folder: Path) -> None:
+    """A recipe that drops no layers: the drafter goes on as it is, calibrated."""
+    target, held_out = load_target(recipe.target), load_corpus(corpus_folder).held_out
+    prompts = [held_out[i]["prompt_ids"] for i in range(min(CALIBRATION_PROMPTS, len(held_out)))]
+    calibrate(target, unpruned, prompts, recipe.decode, recipe.corpus.max_new_tokens)
+    link_folder(unpruned, folder / "drafter", replace=True)
+    chosen = {"name": "unpruned", "dropped": [], "reason": "prune.drop_layers is empty"}
+    write_json(folder / SEARCH_FILE, {"chosen": chosen})
+
+
+class _Search:
+    """One search; see `search` for the arguments. Every step finds on disk what an interrupted one left."""
+
+    def __init__(
+        self, recipe: Recipe, corpus_folder: Path, unpruned: Path, folder: Path, storage: str, workers: int
+    ) -> None:
+        self.recipe, self.options = recipe, recipe.prune
+        self.corpus_folder, self.folder, self.storage, self.workers = corpus_folder, folder, storage, workers
+        self.budget = Budget(folder / "spent.json", recipe.prune.max_minutes)
+        self.corpus = load_corpus(corpus_folder)
+        self.unpruned = Candidate(dropped=(), folder=unpruned, heal_steps=0, heal_s=0.0)
+        self.num_reserved = num_reserved_prompts(recipe, len(self.corpus.held_out))
+        self.rankings: list[Ranking] = []
+        self.healed: list[Estimated] = []
+
+    def run(self) -> None:
+        """From the first score to the winner."""
+        kept_layers = read_spec(self.unpruned.folder).kept_layers
+        self.droppable = droppable_layers(self.recipe, kept_layers)
+        with self._workforce(self.unpruned) as workforce:
+            self.reference = workforce.scorer.scores((), len(RUNGS) - 1)
+            lengths = self.reference.acceptance_lengths()
+            console.print(
+                f"unpruned: {len(kept_layers)} layers, estimated acceptance length {lengths['anchored']:.2f} anchored, "
+                f"{lengths['masked']:.2f} masked"
+            )
+            if not self.options.layers_per_round:
+                for num_dropped in self.options.drop_layers:
+                    self._rank(workforce, num_dropped, self.unpruned)
+        self.target = load_target(self.recipe.target)
+        best = self._drop_progressively() if self.options.layers_per_round else self._heal_each()
+        control = self._heal(self.unpruned, (), None, max(entry.candidate.heal_steps for entry in best))
+        finalists = [self.unpruned, control.candidate, *(entry.candidate for entry in best)]
+        prompts = [self.corpus.held_out[i]["prompt_ids"] for i in range(self.num_reserved)]
+        times = measure_pass_times(
+            self.target, self.unpruned.folder, [(), *(entry.candidate.dropped for entry in best)], self.recipe.decode
+        )
+        results = measure_candidates(finalists, self.target, prompts, self.recipe)
+        self.budget.save()
+        chosen, reason = choose(results, self.options.retained_threshold)
+        console.print(reason)
+        record = SearchRecord(
+            recipe=self.recipe,
+            spec=read_spec(self.unpruned.folder),
+            num_blocks=len(self.reference.emitted_N),
+            unpruned_lengths=lengths,
+            rankings=self.rankings,
+            healed=self.healed,
+            times=times,
+            results=results,
+            chosen=chosen,
+            reason=reason,
+            seconds=self.budget.spent_s,
+            workers=self.workers,
+        )
+        link_folder(chosen.candidate.folder, self.folder / "drafter", replace=True)
+        write_json(self.folder / SEARCH_FILE, build_result(record))
+
+    def _workforce(self, candidate: Candidate) -> Workforce:
+        settings = ScorerSettings(
+            drafter_folder=candidate.folder,
+            corpus_folder=self.corpus_folder,
+            first_sample=self.num_reserved,
+            seed=self.recipe.seed,
+            draft_length=self.recipe.decode.draft_length,
+            cache_folder=self.folder / "scores",
+            device=str(choose_device(self.recipe.target.device)),
+        )
+        return Workforce(settings, self.workers)
+
+    def _rank(self, workforce: Workforce, num_dropped: int, before: Candidate) -> Ranking:
+        ranking = rank_sets(
+            workforce,
+            self.recipe,
+            [layer for layer in self.droppable if layer not in before.dropped],
+            num_dropped,
+            self.storage,
+            self.folder,
+            self.budget.deadline_s(STUDY_SHARE),
+            before.dropped,
+        )
+        self.rankings.append(ranking)
+        self.budget.save()
+        return ranking
+
+    def _heal_found(self, before: Candidate, ranking: Ranking, rank: int) -> Estimated:
+        found = ranking.found[rank]
+        return self._heal(before, found.dropped, f"{ranking.study}#{found.trial}", self.options.heal_steps)
+
+    def _heal(self, before: Candidate, removed: LayerSet, trial: str | None, steps: int) -> Estimated:
+        """Heals and estimates anew: what a set retains before healing says little about what it retains after."""
+        folder = self.folder / "healed"
+        candidate = heal(before, removed, trial, steps, self.target, self.corpus, self.recipe, folder)
+        scores = self._workforce(candidate).scorer.scores((), len(RUNGS) - 1)
+        entry = Estimated(candidate, scores.acceptance_lengths(), scores.retained(self.reference))
+        console.print(
+            f"{candidate.name}: {entry.retained.value:.1%} of the estimated acceptance length after healing "
+            f"(at least {entry.retained.low:.1%})"
+        )
+        self.healed.append(entry)
+        self.budget.save()
+        return entry
+
+    def _heal_each(self) -> list[Estimated]:
+        """The best healed candidate of every study; first choices of all studies are healed before second ones."""
+        by_study: list[list[Estimated]] = [[] for _ in self.rankings]
+        for rank in range(self.options.finalists):
+            for ranking, entries in zip(self.rankings, by_study, strict=True):
+                if rank < len(ranking.found) and (not entries or self._has_time_to_heal()):
+                    entries.append(self._heal_found(self.unpruned, ranking, rank))
+        return [max(entries, key=lambda entry: entry.retained.value) for entries in by_study]
+
+    def _drop_progressively(self) -> list[Estimated]:
+        """Drops a few, heals, ranks anew, until enough are gone, too much is lost, or the time is over."""
+        assert self.options.layers_per_round is not None
+        goal, before, best = max(self.options.drop_layers), self.unpruned, []
+        while len(before.dropped) < goal and (not best or self._has_time_to_heal()):
+            num_dropped = min(self.options.layers_per_round, goal - len(before.dropped))
+            with self._workforce(before) as workforce:
+                ranking = self._rank(workforce, num_dropped, before)
+            num_healed = min(self.options.finalists, len(ranking.found))
+            entries = [self._heal_found(before, ranking, rank) for rank in range(num_healed)]
+            best.append(max(entries, key=lambda entry: entry.retained.value))
+            before = best[-1].candidate
+            if best[-1].retained.low < self.options.retained_threshold:
+                console.print(f"{len(before.dropped)} layers are too many: the search ends here")
+                break
+        return best
+
+    def _has_time_to_heal(self) -> bool:
+        """Whether another healing, as long as the longest so far, and the one of the unpruned drafter still fit."""
+        longest_s = max(entry.candidate.heal_s for entry in self.healed)
+        return self.budget.allows(2 * longest_s)

@@ -1,0 +1,168 @@
+"""The processes that score sets and work on studies: this one, or several of their own.
+
+A worker that dies takes its pool down; its trials are queued again, a new pool takes over, and nothing that was
+scored is scored twice.
+"""
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for_end
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+
+from workbench.console import console
+from workbench.corpus.responses import load_corpus
+from workbench.errors import WorkbenchError
+from workbench.prune.encoding import LayerSet
+from workbench.prune.scoring import BlockScorer
+from workbench.prune.storage import Claim, open_storage, requeue_abandoned
+from workbench.prune.study import StudyPlan, open_study, work_on
+from workbench.validate.statistics import Estimate
+
+MAX_POOLS = 4
+"""Pools that may break in a row before the search gives up."""
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScorerSettings:
+    """Everything a process needs to build its scorer."""
+
+    drafter_folder: Path
+    corpus_folder: Path
+    first_sample: int
+    """Held-out responses from this one on give the blocks; those before it are decoded."""
+    seed: int
+    draft_length: int
+    cache_folder: Path
+    device: str
+
+    def build(self) -> BlockScorer:
+        """Loads the drafter and draws the blocks."""
+        held_out = load_corpus(self.corpus_folder).held_out
+        samples = held_out.select(range(self.first_sample, len(held_out)))
+        return BlockScorer(
+            self.drafter_folder, samples, self.seed, self.draft_length, self.cache_folder, torch.device(self.device)
+        )
+
+
+class Workforce:
+    """Scores sets and finishes studies with a number of processes; use as a context manager.
+
+    Args:
+        settings: Of every process's scorer.
+        num_workers: 1: this process alone.
+    """
+
+    def __init__(self, settings: ScorerSettings, num_workers: int) -> None:
+        self.settings = settings
+        self.num_workers = num_workers
+        self.scorer = settings.build()
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "Workforce":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_pool()
+
+    def score_ahead(self, sets: Sequence[LayerSet], rung: int) -> None:
+        """Scores several sets at the same time, so that reading their scores later takes no time."""
+        if self.num_workers > 1:
+            self._on_pool(lambda pool: [pool.submit(_score, dropped, rung) for dropped in sets])
+
+    def finish_study(self, plan: StudyPlan, on_progress: Callable[[optuna.Study], Any]) -> optuna.Study:
+        """Works on a study until it is finished; trials that a killed worker left are queued again first."""
+        storage = open_storage(plan.storage)
+        study = open_study(plan, storage)
+        requeue_abandoned(study, plan.claims)
+        if self.num_workers == 1:
+            with Claim(plan.claims) as claim:
+                work_on(plan, self.scorer, claim, on_trial=on_progress)
+            return study
+
+        def submit(pool: ProcessPoolExecutor) -> list[Future]:
+            requeue_abandoned(study, plan.claims)
+            return [pool.submit(_work, plan, worker) for worker in range(self.num_workers)]
+
+        self._on_pool(submit, lambda: on_progress(study))
+        return study
+
+    def _on_pool(
+        self, submit: Callable[[ProcessPoolExecutor], list[Future]], on_poll: Callable[[], Any] = lambda: None
+    ) -> None:
+        for _ in range(MAX_POOLS):
+            try:
+                pending = set(submit(self._running_pool()))
+                while pending:
+                    done, pending = wait(pending, timeout=POLL_S)
+                    for future in done:
+                        future.result()
+                    on_poll()
+                return
+            except BrokenProcessPool:
+                console.print("[yellow]a worker ended unexpectedly; its trial is queued again[/yellow]")
+                self._end_pool()
+        raise WorkbenchError(f"workers of the search died {MAX_POOLS} times: is there enough memory for them?")
+
+    def _running_pool(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            threads = max(1, (os.cpu_count() or 1) // self.num_workers)
+            self._pool = ProcessPoolExecutor(
+                self.num_workers,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_begin_worker,
+                initargs=(self.settings, threads),
+            )
+        return self._pool
+
+    def _end_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def for_drafter(self, folder: Path) -> "Workforce":
+        """The same processes' worth of work on another drafter."""
+        return Workforce(dataclasses.replace(self.settings, drafter_folder=folder), self.num_workers)
+
+
+_own_scorer: BlockScorer | None = None
+"""The scorer of a worker process, set once when it begins."""
+
+
+def _begin_worker(settings: ScorerSettings, threads: int) -> None:
+    global _own_scorer
+    # The terminal interrupts all processes at once; the search says so, its workers just end.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(1))
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _own_scorer = settings.build()
+
+
+def _end_with_parent() -> None:
+    """A search that was killed must not leave workers behind that go on without it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait_for_end([parent.sentinel])
+    os._exit(1)
+
+
+def _score(dropped: LayerSet, rung: int) -> Estimate:
+    assert _own_scorer is not None
+    return _own_scorer.retained(dropped, rung)
+
+
+def _work(plan: StudyPlan, worker: int) -> None:
+    assert _own_scorer is not None
+    with Claim(plan.claims) as claim:
+        work_on(plan, _own_scorer, claim, worker)
