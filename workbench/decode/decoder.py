@@ -299,7 +299,7 @@ def split_cores(options: DecodeOptions) -> tuple[frozenset[int] | None, frozense
 def build_decoder(
     method: Method,
     target: Target,
-    drafter_folder: Path | None,
+    drafter_folder: Path | str | None,
     options: DecodeOptions,
     costs: RoundCosts | None = None,
     drafter_delay_s: float = 0.0,
@@ -327,6 +327,7 @@ def build_decoder(
         return Decoder(target, engine, NoDrafts(), options, target_threads, target_cores)
     if drafter_folder is None:
         raise WorkbenchError(f"{method} decoding needs a drafter")
+    drafter_folder = Path(drafter_folder)
     spec = read_spec(drafter_folder)
     check_pair(spec, target)
     if options.draft_length > spec.block_size:
@@ -342,7 +343,7 @@ def build_decoder(
         verify_s = costs.verify_s if costs else measure_pass_s(engine, draft_length + 1, draft_length + 1)
     if overlapped:
         settings = WorkerSettings(
-            drafter_folder=Path(drafter_folder),
+            drafter_folder=drafter_folder,
             dtype=options.drafter_dtype,
             device=str(target.model.device),
             engine=options.engine,
