@@ -34,7 +34,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Form:
-    """A template taken apart: format strings, ranges of the drawn numbers, and steps `(result, left, operator, right)`."""
+    """A template taken apart: format strings, ranges of numbers, and steps `(result, left, operator, right)`."""
 
     question: str
     solution: str
@@ -48,9 +48,11 @@ def generate_problems(split: Split, seed: int, count: int) -> list[Problem]:
     forms = _forms()
     problems: dict[str, Problem] = {}
     while len(problems) < count:
-        problem = _draw_problem(rng, rng.choice(forms))
-        if problem is not None and question_split(problem.question) == split:
-            problems.setdefault(problem.question, problem)
+        form = rng.choice(forms)
+        problem = None
+        while problem is None or question_split(problem.question) != split:  # so every form gets the same share
+            problem = _draw_problem(rng, form)
+        problems.setdefault(problem.question, problem)
     return list(problems.values())
 
 
