@@ -198,16 +198,16 @@ workbench: small enough for a laptop's CPU, trained from nothing, with no data b
 | parameters | {facts["parameters"]:,} |
 | vocabulary | {rows}; the others are unused |
 | mean length | prompt {facts["mean_prompt_tokens"]} tokens, response {facts["mean_response_tokens"]} tokens |
-| training | {facts["steps"]:,} steps of {facts["batch_size"]} fresh problems, {facts["tokens"]:,} tokens, \
-{facts["minutes"]} minutes at {facts["tokens_per_second"]:,} tokens a second, {facts["training_dtype"]} |
+| training | {facts["steps"]:,} steps of {facts["batch_size"]} fresh problems, {facts["tokens"]:,} tokens |
+| training time | {facts["minutes"]} minutes, {facts["tokens_per_second"]:,} tokens a second, {facts["training_dtype"]} |
 | optimiser | AdamW, peak learning rate {facts["peak_learning_rate"]}, cosine by time |
 | seed | {facts["seed"]} |
 | machine | {facts["machine"]} |
 | versions | torch {facts["torch"]}, transformers {facts["transformers"]} |
 
 The problems come from `workbench/corpus/problems.py`. The hash of a question's text decides whether it is a training or a
-test question, so no evaluated question was trained on; templates and words are shared by both. The model knows
-these templates only and is of no use for other questions.
+test question, so no evaluated question was trained on; templates and words are shared by both. The model knows these
+templates only and is of no use for other questions.
 
 Remake it with `make target`. The schedule goes by time, so another machine gives other weights.
 
