@@ -86,3 +86,20 @@ def sha256_of_file(path: Path) -> str:
     """SHA-256 of a file's bytes in hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+_MODEL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".gguf")
+_SAMPLE_BYTES = 2**20
+
+
+def content_fingerprint(path: Path) -> str:
+    """Changes with the content of a file, or of the files of a model folder; reads no more than 2 MiB of each."""
+    if path.is_dir():
+        parts = {file.name: content_fingerprint(file) for file in path.iterdir() if file.suffix in _MODEL_SUFFIXES}
+        return fingerprint(parts)
+    size = path.stat().st_size
+    with path.open("rb") as handle:
+        digest = hashlib.sha256(handle.read(_SAMPLE_BYTES))
+        handle.seek(max(0, size - _SAMPLE_BYTES))
+        digest.update(handle.read())
+    return fingerprint([size, digest.hexdigest()])
