@@ -1,0 +1,215 @@
+"""The model card, rendered from the files of the folder: manifest, validation and configuration.
+
+Nothing is typed by hand and nothing may be missing: an unknown field is an error, not an empty place in the text.
+"""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from workbench.files import read_json
+from workbench.validate.table import render_estimate, render_losslessness, value_of
+
+TAGS = ["speculative-decoding", "block-diffusion", "draft-model", "d3d"]
+
+
+def render_card(manifest: dict[str, Any], validation: dict[str, Any], folder: Path, name: str) -> str:
+    """Renders the card.
+
+    Args:
+        manifest: What `build_manifest` gave.
+        validation: The content of validation.json.
+        folder: The folder being built, with its config.json.
+        name: Path by which the folder is going to be known.
+    """
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    template = environment.from_string(
+        resources.files("workbench.publish").joinpath("card.md").read_text(encoding="utf-8")
+    )
+    text = template.render(
+        front_matter=_front_matter(manifest, validation, name).to_yaml().strip(),
+        **_fields(manifest, validation, read_json(folder / "config.json"), name),
+    )
+    ModelCard(text)  # parses the front matter, raises where it is none
+    return text
+
+
+def _front_matter(manifest: dict[str, Any], validation: dict[str, Any], name: str) -> ModelCardData:
+    recipe, drafter = manifest["recipe"], manifest["drafter"]
+    pruned = ["pruned"] if drafter["dropped_layers"] else []
+    fields: dict[str, Any] = {}
+    base = manifest["target"]["identity"] if drafter["parent"] == manifest["target"]["identity"] else drafter["parent"]
+    if _is_hub_id(base):
+        fields |= {"base_model": base, "base_model_relation": "finetune"}
+    datasets = [source["prompts"] for source in recipe["corpus"]["sources"] if _is_hub_id(source["prompts"])]
+    if datasets:
+        fields["datasets"] = datasets
+    return ModelCardData(
+        license=recipe["publish"]["licence"],
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=TAGS + pruned,
+        model_name=Path(name).name,
+        eval_results=_eval_results(validation),
+        **fields,
+    )
+
+
+def _eval_results(validation: dict[str, Any]) -> list[EvalResult]:
+    sources = {suite["name"]: suite["source"] for suite in validation["options"]["validate"]["suites"]}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            task_name="Speculative decoding",
+            dataset_type=sources[suite]["prompts"] if _is_hub_id(sources[suite]["prompts"]) else suite,
+            dataset_name=suite,
+            dataset_split=sources[suite]["split"],
+            metric_type=metric,
+            metric_name=title,
+            metric_value=round(value_of(cell[metric]), 3),
+        )
+        for suite, cell in validation["methods"]["asynchronous"].items()
+        for metric, title in (("acceptance_length", "Acceptance length"), ("speedup", "Speedup"))
+    ]
+
+
+def _fields(manifest: dict[str, Any], validation: dict[str, Any], config: dict[str, Any], name: str) -> dict[str, Any]:
+    recipe, drafter, target = manifest["recipe"], manifest["drafter"], manifest["target"]
+    decode = validation["options"]["decode"]
+    options = validation["options"]["validate"]
+    trains_autoregressively = recipe["distill"]["autoregressive"] != "off"
+    return {
+        "title": f"{Path(name).name}: a drafter for {Path(target['identity']).name}",
+        "target": target,
+        "drafter": drafter,
+        "decode": decode,
+        "rows": _rows(validation),
+        "suites": _suites(validation),
+        "warnings": validation["warnings"],
+        "sampling": "greedy" if decode["temperature"] == 0 else f"temperature {decode['temperature']}",
+        "hardware": _hardware(validation["hardware"]),
+        "target_dtype": validation["target"]["dtype"],
+        "repetitions": options["repetitions"],
+        "workbench_snippet": _workbench_snippet(recipe, target, manifest["verification"]["prompts"][0], name),
+        "assistant_snippet": _assistant_snippet(recipe, manifest["verification"]["prompts"][0], name)
+        if trains_autoregressively
+        else "",
+        "prompt_sources": ", ".join(_source_name(source["prompts"]) for source in recipe["corpus"]["sources"]),
+        "thinking": "on" if target["thinking"] else "off",
+        "context_tokens": config["max_position_embeddings"],
+        "trained_tokens": recipe["corpus"]["max_prompt_tokens"] + recipe["corpus"]["max_new_tokens"],
+        "parameters": f"{manifest['drafter']['num_parameters'] / 1e6:.1f} million",
+        "parent": drafter["parent"],
+        "lineage": _lineage(recipe, drafter),
+        "training": _training(manifest),
+        "recipe_name": manifest["name"],
+        "code": manifest["code"].get("revision", ""),
+        "folder_name": name,
+    }
+
+
+def _rows(validation: dict[str, Any]) -> list[dict[str, str]]:
+    return [
+        {
+            "suite": suite,
+            "method": method,
+            "acceptance_length": f"{value_of(cell['acceptance_length']):.2f}" if "acceptance_length" in cell else "1",
+            "tokens_per_second": f"{value_of(cell['tokens_per_second']):.1f}",
+            "speedup": render_estimate(cell["speedup"], suffix="x"),
+            "output": render_losslessness(cell).replace("yes", "identical"),
+        }
+        for suite in validation["methods"]["autoregressive"]
+        for method, cells in validation["methods"].items()
+        for cell in [cells[suite]]
+    ]
+
+
+def _suites(validation: dict[str, Any]) -> list[dict[str, str]]:
+    suites = []
+    for suite, cell in validation["methods"]["asynchronous"].items():
+        survival = cell["acceptance_by_position"]["survival"]
+        suites.append(
+            {
+                "name": suite,
+                "num_prompts": cell["num_prompts"],
+                "acceptance_length": render_estimate(cell["acceptance_length"]),
+                "first": f"{100 * survival[0]:.0f} %",
+                "last": f"{100 * survival[-1]:.0f} %",
+            }
+        )
+    return suites
+
+
+def _lineage(recipe: dict[str, Any], drafter: dict[str, Any]) -> str:
+    kept = ", ".join(map(str, drafter["kept_layers"]))
+    if not drafter["dropped_layers"]:
+        return "All of them are kept."
+    dropped = ", ".join(map(str, drafter["dropped_layers"]))
+    if recipe["prune"]["drop_layers"]:
+        healing = f", the rest was healed for up to {recipe['prune']['heal_steps']} steps"
+    else:
+        healing = ""
+    return f"Layers {dropped} were dropped{healing}; kept: {kept} (original indices)."
+
+
+def _training(manifest: dict[str, Any]) -> str:
+    distillation = manifest.get("distillation", {})
+    if not {"steps", "seconds"} <= set(distillation):
+        return ""
+    return (
+        f"Distilled for {distillation['steps']} steps in {distillation['seconds'] / 60:.1f} minutes, on block rows and "
+        f"with an autoregressive loss {manifest['recipe']['distill']['autoregressive']!r} on clean rows."
+    )
+
+
+def _workbench_snippet(recipe: dict[str, Any], target: dict[str, Any], prompt: str, name: str) -> str:
+    revision = f', revision="{target["revision"]}"' if target["revision"] else ""
+    thinking = ", thinking=True" if target["thinking"] else ""
+    dtype = recipe["target"]["dtype"]
+    return f"""from pathlib import Path
+
+from workbench.decode import build_decoder
+from workbench.recipe import DecodeOptions, TargetOptions
+from workbench.targets import load_target
+
+if __name__ == "__main__":  # the drafter runs in a process of its own
+    target = load_target(TargetOptions(model={recipe["target"]["model"]!r}, dtype={dtype!r}{revision}{thinking}))
+    options = DecodeOptions(draft_length={recipe["decode"]["draft_length"]})
+    with build_decoder("asynchronous", target, Path({name!r}), options) as decoder:
+        print(decoder.generate({prompt!r}, max_new_tokens=128).text)"""
+
+
+def _assistant_snippet(recipe: dict[str, Any], prompt: str, name: str) -> str:
+    model = recipe["target"]["model"]
+    return f"""from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({name!r})
+target = AutoModelForCausalLM.from_pretrained({model!r})
+assistant = AutoModelForCausalLM.from_pretrained({name!r})
+messages = [{{"role": "user", "content": {prompt!r}}}]
+inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+output = target.generate(**inputs, assistant_model=assistant, do_sample=False, max_new_tokens=128)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
+
+
+def _hardware(hardware: dict[str, Any]) -> str:
+    if hardware["gpus"]:
+        return ", ".join(hardware["gpus"])
+    return f"{hardware['cores']} cores of {hardware['processor']}"
+
+
+def _source_name(prompts: str) -> str:
+    return (
+        "generated word problems" if prompts == "problems" else prompts if _is_hub_id(prompts) else Path(prompts).name
+    )
+
+
+def _is_hub_id(name: str) -> bool:
+    """`org/name`, and no path."""
+    parts = name.split("/")
+    return len(parts) == 2 and all(parts) and parts[0] not in (".", "..", "~") and not Path(name).exists()
