@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench import embedded, embedded_training
 from workbench.corpus.problems import final_answer, generate_problems
-from workbench.embedded import build_tokenizer, chat_prompt, embedded_config, solve_problems, train_embedded_target
+from workbench.embedded import build_tokenizer, embedded_config, solve_problems, train_embedded_target
+from workbench.embedded_training import chat_prompt
 
 CHECKPOINT = Path(__file__).parent.parent / "checkpoints" / "qwen3-arith"
 
@@ -113,10 +114,10 @@ def test_a_tiny_training_ends_in_a_loadable_folder(tmp_path, monkeypatch):
 def test_the_committed_checkpoint_solves_held_out_problems():
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT, local_files_only=True)
-    problems = generate_problems("test", 77, 20)
+    problems = generate_problems("test", 77, 100)  # of 20, chance alone decides: the first 20 give 12 right
     responses = solve_problems(model, tokenizer, problems)
     right = sum(final_answer(text) == problem.answer for text, problem in zip(responses, problems, strict=True))
-    assert right >= 14
+    assert right >= 70
 
 
 def test_the_committed_tokenizer_is_the_one_the_code_builds(tokenizer):

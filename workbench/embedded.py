@@ -22,7 +22,7 @@ from transformers import (
 
 from workbench.console import console, progress
 from workbench.corpus.problems import Problem, final_answer, generate_problems
-from workbench.embedded_training import BATCH_SIZE, PEAK_LEARNING_RATE, fit_embedded
+from workbench.embedded_training import BATCH_SIZE, PEAK_LEARNING_RATE, chat_prompt, fit_embedded
 from workbench.files import fingerprint, whole_folder, write_json, write_text
 
 PAD_TOKEN, START_TOKEN, EOS_TOKEN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -52,7 +52,7 @@ def train_embedded_target(folder: Path, minutes: float = 20, seed: int = 0, conf
     """
     tokenizer = build_tokenizer()
     config = config or embedded_config()
-    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    config.update({"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id})
     workspace = folder.parent / f".{folder.name}.training"
     run = workspace / fingerprint([minutes, seed, config.to_dict(), tokenizer.backend_tokenizer.to_str()])
     model, facts = fit_embedded(config, tokenizer, minutes, seed, run)
@@ -144,19 +144,11 @@ def measure_checkpoint(folder: Path) -> dict[str, Any]:
     }
 
 
-def chat_prompt(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
-    """The rendered conversation up to where the response begins."""
-    messages = [{"role": "user", "content": problem.question}]
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert isinstance(prompt, str)
-    return prompt
-
-
 @torch.no_grad()
 def solve_problems(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], batch_size: int = 50
+    model: Any, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], batch_size: int = 50
 ) -> list[str]:
-    """Greedy responses, decoded in left-padded batches, without special tokens."""
+    """Greedy responses of a causal language model, decoded in left-padded batches, without special tokens."""
     responses: list[str] = []
     with progress("solve held-out problems", len(problems)) as advance:
         for start in range(0, len(problems), batch_size):
@@ -178,6 +170,7 @@ def render_card(facts: dict[str, Any], config: Qwen3Config) -> str:
         f"{config.num_key_value_heads} key-value heads"
     )
     evaluation = f"{facts['num_evaluated']} held-out problems (greedy, computed in float32)"
+    duration = f"{facts['minutes']} minutes, {facts['tokens_per_second']:,} tokens a second"
     rows = f"{facts['tokenizer_rows']} tokens in {config.vocab_size} embedding rows"
     return f"""---
 license: apache-2.0
@@ -199,14 +192,14 @@ workbench: small enough for a laptop's CPU, trained from nothing, with no data b
 | vocabulary | {rows}; the others are unused |
 | mean length | prompt {facts["mean_prompt_tokens"]} tokens, response {facts["mean_response_tokens"]} tokens |
 | training | {facts["steps"]:,} steps of {facts["batch_size"]} fresh problems, {facts["tokens"]:,} tokens |
-| training time | {facts["minutes"]} minutes, {facts["tokens_per_second"]:,} tokens a second, {facts["training_dtype"]} |
+| training time | {duration}, {facts["training_dtype"]} |
 | optimiser | AdamW, peak learning rate {facts["peak_learning_rate"]}, cosine by time |
 | seed | {facts["seed"]} |
 | machine | {facts["machine"]} |
 | versions | torch {facts["torch"]}, transformers {facts["transformers"]} |
 
-The problems come from `workbench/corpus/problems.py`. The hash of a question's text decides whether it is a training or a
-test question, so no evaluated question was trained on; templates and words are shared by both. The model knows these
+The problems come from `workbench/corpus/problems.py`. The hash of a question's text decides whether it is a training or
+a test question, so no evaluated question was trained on; templates and words are shared by both. The model knows these
 templates only and is of no use for other questions.
 
 Remake it with `make target`. The schedule goes by time, so another machine gives other weights.

@@ -12,6 +12,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -94,7 +95,7 @@ class _EmbeddedModule(lightning.LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         rate = _learning_rate(self.global_step, self.elapsed_s / self._budget_s)
         optimizer = self.optimizers()
-        assert isinstance(optimizer, lightning.pytorch.core.optimizer.LightningOptimizer)
+        assert isinstance(optimizer, LightningOptimizer)
         for group in optimizer.param_groups:
             group["lr"] = rate
 
@@ -175,15 +176,18 @@ def _learning_rate(step: int, spent_fraction: float) -> float:
     )
 
 
+def chat_prompt(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
+    """The rendered conversation up to where the response begins."""
+    messages = [{"role": "user", "content": problem.question}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert isinstance(prompt, str)
+    return prompt
+
+
 def _encode(tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> list[tuple[list[int], int]]:
     """Token ids of each conversation up to its EOS, and the length of its prompt."""
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.question}], add_generation_prompt=True, tokenize=False
-        )
-        for problem in problems
-    ]
-    responses = [problem.solution + tokenizer.eos_token for problem in problems]
+    prompts = [chat_prompt(tokenizer, problem) for problem in problems]
+    responses = [problem.solution + str(tokenizer.eos_token) for problem in problems]
     encoded_prompts = tokenizer(prompts)["input_ids"]
     encoded_responses = tokenizer(responses)["input_ids"]
     return [
@@ -194,7 +198,9 @@ def _encode(tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> list
 def _collate(sequences: list[tuple[list[int], int]], tokenizer: PreTrainedTokenizerFast) -> Batch:
     """Right-padded token ids and the weight of every token in the loss, 0 on padding; two (B, T) tensors."""
     length = max(len(tokens) for tokens, _ in sequences)
-    tokens_BT = torch.full((len(sequences), length), tokenizer.pad_token_id)
+    pad_id = tokenizer.pad_token_id
+    assert isinstance(pad_id, int)
+    tokens_BT = torch.full((len(sequences), length), pad_id)
     weights_BT = torch.zeros(len(sequences), length)
     for row, (tokens, prompt_length) in enumerate(sequences):
         tokens_BT[row, : len(tokens)] = torch.tensor(tokens)

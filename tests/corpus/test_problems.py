@@ -64,16 +64,20 @@ def test_equal_questions_have_equal_solutions():
 
 
 def test_every_template_is_used_alike():
-    assert len(set(TEMPLATES)) >= 30
-    problems = generate_problems("train", 0, 3800)
-    skeletons: dict[str, int] = {}
-    for problem in problems:
-        skeleton = re.sub(r"[A-Z]\w+|\d+|\w+s\b", "", problem.solution)
-        skeletons[skeleton] = skeletons.get(skeleton, 0) + 1
-    common = [count for count in skeletons.values() if count > 30]
-    assert len(common) >= 30
-    assert all("{" not in problem.question + problem.solution for problem in problems)
-    assert all("[" not in problem.solution for problem in problems)
+    assert len(set(TEMPLATES)) == len(TEMPLATES) >= 30
+    forms = [
+        re.compile(re.sub(r"\\\{\w+(?::\d+\\-\d+)?\\\}", r"\\w+", re.escape(question))) for question, _ in TEMPLATES
+    ]
+    questions = [problem.question for problem in generate_problems("train", 0, 100 * len(TEMPLATES))]
+    counts = [sum(form.fullmatch(question) is not None for question in questions) for form in forms]
+    assert sum(counts) == len(questions)
+    assert min(counts) > 50
+    assert max(counts) < 150
+
+
+def test_no_blank_is_left_open():
+    for problem in generate_problems("train", 0, 1000):
+        assert not set("{}[]") & set(problem.question + problem.solution)
 
 
 @pytest.mark.parametrize(
