@@ -8,8 +8,10 @@ import dataclasses
 import hashlib
 import shutil
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import datasets
 import pyarrow
 import pyarrow.parquet
+import torch
 
 from workbench.console import console, progress
 from workbench.corpus.generation import generate_responses
@@ -27,6 +30,7 @@ from workbench.recipe import Recipe
 from workbench.targets import Target, load_target
 
 _BATCHES_PER_SHARD = 8  # a kill loses at most one shard; each shard ends with a shrinking batch
+_MOST_WORKERS = 4  # more share their cores: each has keys and values of its own
 _MOST_EMPTY_FRACTION = 0.5  # more empty responses than that in a shard: the template or the target is wrong
 _SCHEMA = pyarrow.schema(
     [
@@ -72,7 +76,8 @@ def write_corpus(recipe: Recipe, folder: Path) -> None:
         console.print("corpus: the prompts or the target changed since it was interrupted, starting over")
         shutil.rmtree(folder)
     write_json(folder / "plan.json", plan)
-    _write_shards(selection, _local_writer(target, recipe), options.batch_size * _BATCHES_PER_SHARD, folder)
+    num_workers = choose_num_workers(torch.get_num_threads(), target.model.device.type == "cpu")
+    _write_shards(plan_shards(selection, options.batch_size, folder), _local_writer(target, recipe), num_workers)
     facts = _collect_facts(folder, selection, target, recipe)
     write_json(folder / "corpus.json", facts)
     tokens = facts["response_tokens"]
@@ -123,31 +128,80 @@ def _shard_seed(seed: int, prompts: Sequence[SelectedPrompt]) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\n{text}".encode()).digest()[:4], "big")
 
 
-def _write_shards(selection: Selection, write: Writer, shard_size: int, folder: Path) -> None:
-    """Writes the shards that are not there yet; held-out ones first, they are few."""
-    shards = [
-        (folder / f"{part}-{number:05}.parquet", prompts[start : start + shard_size])
-        for part, prompts in (("held_out", selection.held_out), ("train", selection.train))
-        for number, start in enumerate(range(0, len(prompts), shard_size))
-    ]
-    with progress("corpus: responses", sum(len(prompts) for _, prompts in shards)) as advance:
-        num_tokens, start_s = 0, time.monotonic()
+@dataclass(frozen=True)
+class _Shard:
+    """A file of the corpus and the prompts whose responses it holds."""
 
-        def report(num_responses: int, new_tokens: int) -> None:
-            nonlocal num_tokens
-            num_tokens += new_tokens
-            advance(num_responses, f"{num_tokens / (time.monotonic() - start_s):.0f} tokens/s")
-
-        for path, prompts in shards:
-            if path.is_file():
-                advance(len(prompts), "written before")
-                continue
-            shard_start_s = time.monotonic()
-            responses = write(prompts, report)
-            _write_shard(path, prompts, responses, time.monotonic() - shard_start_s)
+    path: Path
+    prompts: list[SelectedPrompt]
 
 
-def _write_shard(path: Path, prompts: list[SelectedPrompt], responses: list[list[int]], seconds: float) -> None:
+class _Report:
+    """Progress of all shards together; tells the other threads when one has failed."""
+
+    def __init__(self, advance: Callable[[int, str], None]):
+        self.advance = advance
+        self.lock = threading.Lock()
+        self.is_over = False
+        self.num_tokens = 0
+        self.start_s = time.monotonic()
+
+    def __call__(self, num_responses: int, num_tokens: int) -> None:
+        if self.is_over:
+            raise InterruptedError("another shard failed")
+        with self.lock:
+            self.num_tokens += num_tokens
+            self.advance(num_responses, f"{self.num_tokens / (time.monotonic() - self.start_s):.0f} tokens/s")
+
+
+def plan_shards(selection: Selection, batch_size: int, folder: Path) -> list[_Shard]:
+    """Cuts both parts into shards of about eight batches, an even number of them, all of one size: two cores share."""
+    shards = []
+    for part, prompts in (("held_out", selection.held_out), ("train", selection.train)):
+        num_shards = 2 * -(-len(prompts) // (2 * _BATCHES_PER_SHARD * batch_size))
+        shard_size = -(-len(prompts) // num_shards)
+        for number, start in enumerate(range(0, len(prompts), shard_size)):
+            shards.append(_Shard(folder / f"{part}-{number:05}.parquet", prompts[start : start + shard_size]))
+    return shards
+
+
+def _write_shards(shards: list[_Shard], write: Writer, num_workers: int) -> None:
+    """Writes the shards that are not there yet, several side by side."""
+    missing = [shard for shard in shards if not shard.path.is_file()]
+    num_threads = max(1, torch.get_num_threads() // num_workers)
+    with progress("corpus: responses", sum(len(shard.prompts) for shard in shards)) as advance:
+        if len(missing) < len(shards):
+            advance(sum(len(shard.prompts) for shard in shards if shard not in missing), "written before")
+        report = _Report(advance)
+
+        def work(shard: _Shard) -> None:
+            torch.set_num_threads(num_threads)  # of this Python thread alone
+            start_s = time.monotonic()
+            responses = write(shard.prompts, report)
+            _write_shard(shard, responses, time.monotonic() - start_s)
+
+        with ThreadPoolExecutor(num_workers) as executor:
+            futures = [executor.submit(work, shard) for shard in missing]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                report.is_over = True
+                executor.shutdown(cancel_futures=True)
+                raise
+
+
+def choose_num_workers(num_cores: int, is_on_cpu: bool) -> int:
+    """Batches that are generated side by side.
+
+    Matrices of a small model are too small to share: on 2 cores, two batches of one thread each are faster than one of
+    two threads. A GPU works on one batch.
+    """
+    return min(num_cores, _MOST_WORKERS) if is_on_cpu else 1
+
+
+def _write_shard(shard: _Shard, responses: list[list[int]], seconds: float) -> None:
+    prompts = shard.prompts
     # A response of one token is a stop token alone: nothing to learn from.
     empty = [item.prompt.text for item, response in zip(prompts, responses, strict=True) if len(response) < 2]
     if len(empty) > _MOST_EMPTY_FRACTION * len(prompts):
@@ -167,7 +221,7 @@ def _write_shard(path: Path, prompts: list[SelectedPrompt], responses: list[list
     ]
     shard_facts = {"seconds": f"{seconds:.3f}", "num_empty": str(len(empty))}
     table = pyarrow.Table.from_pylist(rows, schema=_SCHEMA.with_metadata(shard_facts))
-    with whole_file(path) as temporary:
+    with whole_file(shard.path) as temporary:
         pyarrow.parquet.write_table(table, temporary)
 
 
