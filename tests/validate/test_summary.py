@@ -21,7 +21,7 @@ def entry(accepted, draft_length=3, outcome="none", emitted=None):
         "outcome": outcome,
         "num_hypotheses": 2,
         "verify_s": 0.010,
-        "draft_s": 0.002 if outcome == "miss" else 0.0,
+        "draft_s": 0.002 if outcome.startswith("miss") else 0.0,
         "packed_s": 0.008,
         "round_s": 0.013,
     }
@@ -61,16 +61,21 @@ def test_survival_and_conditional_rates_by_position():
     assert rates["conditional"] == pytest.approx([3 / 4, 1 / 2, 1.0])
 
 
-def test_hits_by_outcome_leave_out_rounds_without_a_guess():
-    entries = [entry(3, outcome="hit_anchored"), entry(3, outcome="hit_masked"), entry(0, outcome="miss"), entry(1)]
-    hypotheses = summary.summarize_hypotheses(entries)
+def test_a_rounds_outcome_is_about_what_the_round_before_accepted():
+    outcomes = ["none", "hit_anchored", "hit_masked", "miss_count", "none"]
+    entries = [entry(count, outcome=outcome) for count, outcome in zip((3, 3, 0, 1, 2), outcomes, strict=True)]
+    hypotheses = summary.summarize_hypotheses([entries, [entry(2, outcome="hit_masked")]])
+    assert hypotheses["num_rounds"] == 3
     assert hypotheses["hit_rate"] == pytest.approx(2 / 3)
-    assert hypotheses["outcomes"]["miss"] == pytest.approx(1 / 3)
-    assert hypotheses["by_num_accepted"]["3"] == {"num_rounds": 2, "hit_anchored": 0.5, "hit_masked": 0.5}
+    assert hypotheses["outcomes"]["miss_count"] == pytest.approx(1 / 3)
+    assert hypotheses["by_num_accepted"] == {
+        "0": {"num_rounds": 1, "miss_count": 1.0},
+        "3": {"num_rounds": 2, "hit_anchored": 0.5, "hit_masked": 0.5},
+    }
 
 
 def test_parts_of_a_round_add_up():
-    parts = summary.summarize_rounds([run(rounds=[entry(1, outcome="miss"), entry(2)])])
+    parts = summary.summarize_rounds([run(rounds=[entry(1, outcome="miss_bonus"), entry(2)])])
     total = parts["verify"]["mean"] + parts["draft"]["mean"] + parts["other"]["mean"]
     assert total == pytest.approx(parts["round"]["mean"])
     assert parts["verify"]["mean"] == pytest.approx(10.0)

@@ -1,5 +1,6 @@
 """From measurements to the numbers of a report; `docs/validation.md` describes the result field by field."""
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -77,7 +78,7 @@ def summarize_acceptance(runs: Sequence[Measurement], seed: int) -> dict[str, An
     entries_by_prompt = [run.rounds for run in runs]
     if any(entry["draft_length"] for entries in entries_by_prompt for entry in entries):
         summary["acceptance_by_position"] = acceptance_by_position(entries_by_prompt, seed)
-        summary["hypotheses"] = summarize_hypotheses([entry for entries in entries_by_prompt for entry in entries])
+        summary["hypotheses"] = summarize_hypotheses(entries_by_prompt)
     return summary
 
 
@@ -112,21 +113,26 @@ def acceptance_by_position(entries_by_prompt: Sequence[Sequence[dict[str, Any]]]
     }
 
 
-def summarize_hypotheses(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How rounds found their next block, over all rounds and by accepted count; rounds without a guess are left out."""
-    guessed = [entry for entry in entries if entry["outcome"] != "none"]
+def summarize_hypotheses(entries_by_prompt: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """How often the next block was there already, over all rounds and by the outcome that was to be guessed.
+
+    A round's `outcome` says whether its draft was found among those made during the round before, so the accepted
+    count that was guessed is that of the round before. Rounds for which nothing was drafted ahead are left out.
+    """
+    pairs = [pair for entries in entries_by_prompt for pair in itertools.pairwise(entries)]
+    guessed = [(before["num_accepted"], entry) for before, entry in pairs if entry["outcome"] != "none"]
     if not guessed:
         return {}
     by_accepted = {}
-    for accepted in sorted({entry["num_accepted"] for entry in guessed}):
-        outcomes = [entry["outcome"] for entry in guessed if entry["num_accepted"] == accepted]
+    for accepted in sorted({count for count, _ in guessed}):
+        outcomes = [entry["outcome"] for count, entry in guessed if count == accepted]
         by_accepted[str(accepted)] = {"num_rounds": len(outcomes), **_shares(outcomes)}
     return {
         "num_rounds": len(guessed),
-        "hit_rate": sum(entry["outcome"] != "miss" for entry in guessed) / len(guessed),
-        "outcomes": _shares([entry["outcome"] for entry in guessed]),
+        "hit_rate": sum(entry["outcome"].startswith("hit") for _, entry in guessed) / len(guessed),
+        "outcomes": _shares([entry["outcome"] for _, entry in guessed]),
         "by_num_accepted": by_accepted,
-        "mean_num_hypotheses": statistics.fmean(entry["num_hypotheses"] for entry in guessed),
+        "mean_num_hypotheses": statistics.fmean(entry["num_hypotheses"] for _, entry in guessed),
     }
 
 

@@ -16,7 +16,9 @@ def render_table(validation: dict[str, Any]) -> Group:
 
 
 def _render_suite(validation: dict[str, Any], suite: str) -> Table:
-    table = Table(title=suite, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=suite, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     table.add_column("method", no_wrap=True)
     for column in ("layers", "tau", "tokens/s", "speedup", "hits", "lossless"):
         table.add_column(column, justify="right", no_wrap=True)
