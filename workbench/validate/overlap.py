@@ -31,6 +31,7 @@ def render_summary(summary: OverlapSummary, hit_round_ratios: list[float]) -> Ta
     """Two columns: what, and how much."""
     table = Table(title="Where a round's time goes", show_header=False)
     ratio = sum(hit_round_ratios) / len(hit_round_ratios) if hit_round_ratios else float("nan")
+    by_accepted = ", ".join(f"{a}: {rate:.2f}" for a, rate in summary.hit_rate_by_accepted.items())
     rows = {
         "round": f"{summary.round_ms:.2f} ms",
         "verification": f"{summary.verify_ms:.2f} ms",
