@@ -166,7 +166,8 @@ class Distillation(lightning.LightningModule):
             [{"params": decays, "weight_decay": self.options.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=self.options.learning_rate,
             betas=(0.9, 0.95),
-            fused=True,
+            # Lightning does not clip gradients for a fused optimizer under mixed precision.
+            fused=self.options.precision != "bf16-mixed",
         )
 
     def progress(self) -> float:
