@@ -7,6 +7,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 WORKBENCH := $(PY) -m workbench
 STAMP := $(VENV)/.installed
+# Texts reach the shell through the environment: quotes in a prompt stay what they are.
+export DRAFTER PROMPT
 
 .DEFAULT_GOAL := help
 
@@ -40,13 +42,13 @@ validate: ## stage 4: measure against plain decoding, prove losslessness
 publish: ## stage 5: write the drafter as a folder for others
 
 generate: setup ## stream a text through a drafter: DRAFTER=<folder> PROMPT="..."
-	@$(WORKBENCH) generate --drafter "$(DRAFTER)" --prompt "$(PROMPT)" $(ARGS)
+	@$(WORKBENCH) generate --drafter "$$DRAFTER" --prompt "$$PROMPT" $(ARGS)
 
 list: setup ## published drafters
 	@$(WORKBENCH) list $(ARGS)
 
 verify: setup ## check a published folder: DRAFTER=<folder>
-	@$(WORKBENCH) verify "$(DRAFTER)" $(ARGS)
+	@$(WORKBENCH) verify "$$DRAFTER" $(ARGS)
 
 trace bench-decode delay exactness: setup
 	@$(WORKBENCH) $@ $(RECIPE) $(ARGS)
