@@ -44,7 +44,7 @@ class Journal:
 
     def __init__(self):
         self.calls = []
-        self.failure = None
+        self.failure: BaseException | None = None
         self.stages = {
             "corpus": self._stage("corpus", (), ("corpus", "seed")),
             "distill": self._stage("distill", ("corpus",), ("distill", "seed")),

@@ -300,9 +300,10 @@ def _add_parameters(parser: argparse.ArgumentParser, function: Callable[..., Non
         if not is_required:
             options["default"] = parameter.default
         if parameter.kind is parameter.KEYWORD_ONLY:
-            parser.add_argument(f"--{name.replace('_', '-')}", required=is_required, **options)
+            options["required"] = is_required
+            parser.add_argument(f"--{name.replace('_', '-')}", **options)
         else:
-            parser.add_argument(name, **options, **({} if is_required else {"nargs": "?"}))
+            parser.add_argument(name, nargs=None if is_required else "?", **options)
 
 
 def _silence_libraries() -> None:

@@ -8,20 +8,29 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from jsonargparse.typing import (
-    ClosedUnitInterval,
-    NonNegativeFloat,
-    NonNegativeInt,
-    OpenUnitInterval,
-    PositiveFloat,
-    PositiveInt,
-)
 
 from workbench.errors import WorkbenchError
+from workbench.schema import build, override
+
+if TYPE_CHECKING:  # to a type checker they are plain numbers
+    ClosedUnitInterval: TypeAlias = float
+    NonNegativeFloat: TypeAlias = float
+    NonNegativeInt: TypeAlias = int
+    OpenUnitInterval: TypeAlias = float
+    PositiveFloat: TypeAlias = float
+    PositiveInt: TypeAlias = int
+else:
+    from jsonargparse.typing import (
+        ClosedUnitInterval,
+        NonNegativeFloat,
+        NonNegativeInt,
+        OpenUnitInterval,
+        PositiveFloat,
+        PositiveInt,
+    )
 
 RECIPE_FOLDER = Path("recipes")
 
@@ -80,7 +89,7 @@ class CorpusOptions:
     """Sequences that are generated together."""
     temperature: NonNegativeFloat = 0.0
     """0: greedy."""
-    top_p: OpenUnitInterval | Literal[1] = 1  # type: ignore[valid-type]
+    top_p: OpenUnitInterval | Literal[1] = 1
     """Nucleus of the target's distribution that responses are drawn from."""
     top_k: NonNegativeInt = 0
     """0: no limit."""
@@ -186,7 +195,7 @@ class PruneOptions:
     """Distillation steps after dropping."""
     heal_learning_rate: PositiveFloat = 3e-4
     """Peak of the healing schedule."""
-    retained_threshold: OpenUnitInterval = 0.99  # type: ignore[valid-type]
+    retained_threshold: OpenUnitInterval = 0.99
     """Retained acceptance length that a winner's lower 95 % bound must reach."""
     decode_prompts: PositiveInt = 64
     """Held-out prompts that healed candidates decode for real."""
@@ -208,7 +217,7 @@ class DecodeOptions:
     """Rule when sampling; at temperature 0 both are greedy."""
     temperature: NonNegativeFloat = 0.0
     """0: greedy."""
-    top_p: OpenUnitInterval | Literal[1] = 1  # type: ignore[valid-type]
+    top_p: OpenUnitInterval | Literal[1] = 1
     """Nucleus of the target's distribution."""
     top_k: NonNegativeInt = 0
     """0: no limit."""
@@ -304,19 +313,14 @@ def load_recipe(name_or_path: str, overrides: list[str] | None = None) -> Recipe
         raise WorkbenchError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise WorkbenchError(f"{path} holds no recipe: expected sections such as target, corpus, distill")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Recipe, "recipe")
-    try:
-        config = parser.parse_object({"recipe": values})
-        if overrides:
-            config = parser.parse_args(_prefixed(overrides), namespace=config)
-        recipe = parser.instantiate(config).recipe
-    except (ArgumentError, ValueError, TypeError) as error:
+    problems = override(values, overrides or [])
+    recipe, more = build(Recipe, values)
+    problems += more
+    if recipe is not None:
+        problems += find_problems(recipe)
+    if problems or recipe is None:
         where = f"{path} with {' '.join(overrides)}" if overrides else str(path)
-        raise WorkbenchError(f"{where}: {_one_line(error)}") from error
-    problems = find_problems(recipe)
-    if problems:
-        raise WorkbenchError(f"{path}: " + "; ".join(problems))
+        raise WorkbenchError(f"{where}: " + "; ".join(problems))
     return recipe
 
 
@@ -357,18 +361,13 @@ def find_problems(recipe: Recipe) -> list[str]:
     return problems
 
 
-def _prefixed(overrides: list[str]) -> list[str]:
-    return [f"--recipe.{item[2:]}" if item.startswith("--") else item for item in overrides]
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text.replace("recipe.", "").replace("'recipe'", "the recipe")
-
-
 def recipe_from_dict(values: dict[str, Any]) -> Recipe:
-    """Rebuilds a recipe that `as_dict` wrote (for manifests and worker processes)."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Recipe, "recipe")
-    config: Namespace = parser.parse_object({"recipe": values})
-    return parser.instantiate(config).recipe
+    """Rebuilds a recipe that `as_dict` wrote (for manifests and worker processes).
+
+    Raises:
+        ValueError: they are no recipe of this version.
+    """
+    recipe, problems = build(Recipe, values)
+    if recipe is None:
+        raise ValueError("; ".join(problems))
+    return recipe

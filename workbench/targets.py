@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from workbench.errors import WorkbenchError
 from workbench.files import fingerprint
+from workbench.gguf import plain_folder
 from workbench.recipe import TargetOptions
 
 # A conversation that exercises every role a prompt can hold; its rendered tokens pin the template.
@@ -47,7 +48,8 @@ class Target:
     def fingerprint(self) -> str:
         """Changes with the weights (a sample of every tensor), the configuration or the template."""
         sample = {
-            name: tensor.flatten()[:: max(1, tensor.numel() // 64)][:64].float().tolist()
+            # In bfloat16, so that it is the same in every precision that the target is loaded in.
+            name: tensor.flatten()[:: max(1, tensor.numel() // 64)][:64].bfloat16().float().tolist()
             for name, tensor in self.model.state_dict().items()
         }
         return fingerprint([sample, self.template_hash, self.identity])
@@ -89,7 +91,7 @@ def load_target(options: TargetOptions, dtype: str | None = None) -> Target:
     tokenizer = load_tokenizer(options)
     arguments: dict[str, Any] = {"revision": options.revision} if options.revision else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             dtype=getattr(torch, dtype or options.dtype),
@@ -97,7 +99,7 @@ def load_target(options: TargetOptions, dtype: str | None = None) -> Target:
             **arguments,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise WorkbenchError(f"target.model {options.model} cannot be loaded: {first_line(error)}") from error
+        raise WorkbenchError(_loading_problem("target.model", options.model, error)) from error
     model = model.eval().requires_grad_(False).to(choose_device(options.device))
     return Target(
         model=model,
@@ -111,16 +113,26 @@ def load_target(options: TargetOptions, dtype: str | None = None) -> Target:
 
 
 def resolve_source(model: str) -> str:
-    """A folder, or a hub id; refuses what is neither."""
+    """A folder in transformers format (made from a GGUF file where that is given), or a hub id; refuses the rest."""
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise WorkbenchError(f"target.model {model} is a folder without config.json: point to a transformers model")
-        return str(path)
+        if (path / "config.json").is_file():
+            return str(path)
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return str(plain_folder(files[0]))
+        raise WorkbenchError(
+            f"target.model {model} is a folder with neither a config.json nor one .gguf file: point to a model"
+        )
+    if path.is_file() and path.suffix == ".gguf":
+        return str(plain_folder(path))
     if path.exists():
         raise WorkbenchError(f"target.model {model} is no folder in transformers format and no .gguf file")
     if model.count("/") > 1 or model.startswith((".", "/", "~")) or model.split("/")[0] in ("checkpoints", "runs"):
-        raise WorkbenchError(f"target.model {model} does not exist: give a folder, a .gguf file or a hub id (org/name)")
+        raise WorkbenchError(
+            f"target.model {model} does not exist: a recipe's header says how to get its target; else give a folder, "
+            "a .gguf file or a hub id (org/name)"
+        )
     return model
 
 
@@ -130,9 +142,12 @@ def load_config(options: TargetOptions) -> Any:
     try:
         config = AutoConfig.from_pretrained(resolve_source(options.model), **arguments)
     except (OSError, ValueError, KeyError) as error:
-        raise WorkbenchError(f"target.model {options.model} cannot be loaded: {first_line(error)}") from error
+        raise WorkbenchError(_loading_problem("target.model", options.model, error)) from error
     known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if config.is_encoder_decoder or config.model_type not in known or not hasattr(config, "num_hidden_layers"):
+    # Encoders such as BERT have a causal head in the library too: what the weights are is in `architectures`.
+    has_head = all(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or [])
+    is_decoder = config.model_type in known and has_head and hasattr(config, "num_hidden_layers")
+    if config.is_encoder_decoder or not is_decoder:
         raise WorkbenchError(
             f"target.model {options.model} is a {config.model_type!r} model: only decoder-only causal language models "
             "(Qwen3, Qwen2, Llama and their like) can be targets"
@@ -146,7 +161,14 @@ def load_tokenizer(options: TargetOptions) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
-        raise WorkbenchError(f"tokenizer of {source} cannot be loaded: {first_line(error)}") from error
+        raise WorkbenchError(_loading_problem("the tokenizer of", source, error)) from error
+
+
+def _loading_problem(what: str, name: str, error: Exception) -> str:
+    """One line for whatever the library says about a model that it cannot load."""
+    if "connect to" in str(error) or "offline mode" in str(error):
+        return f"{what} {name}: the hub cannot be reached; check the network, or give a local folder or .gguf file"
+    return f"{what} {name} cannot be loaded: {first_line(error)}"
 
 
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -122,6 +122,7 @@ def _checked_row(row: Any, place: str) -> dict[str, Any]:
 
 def _read_hub(source: PromptSource) -> Any:
     import datasets  # takes seconds that the other sources need not wait for
+    from datasets.exceptions import DatasetsError
 
     try:
         return datasets.load_dataset(source.prompts, source.config, split=source.split)
@@ -130,7 +131,7 @@ def _read_hub(source: PromptSource) -> Any:
             f"the hub cannot be reached for prompts {source.prompts}: check the network, "
             "or give a local .jsonl, .json or .parquet file"
         ) from error
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise WorkbenchError(f"prompts {source.prompts} cannot be loaded: {' '.join(str(error).split())}") from error
 
 
@@ -158,11 +159,13 @@ def _turns(value: Any, place: str, field: str) -> tuple[str, ...]:
         raise WorkbenchError(
             f"{place}: field {field!r} holds {type(value).__name__}, expected a text or a list of texts"
         )
-    texts = [
-        part.get("content") if isinstance(part, dict) else part
-        for part in parts
-        if not isinstance(part, dict) or part.get("role") == "user"
-    ]
-    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+    texts = [part if isinstance(part, str) else part.get("content") for part in parts if _is_users(part)]
+    messages = tuple(text for text in texts if isinstance(text, str) and text.strip())
+    if not messages or len(messages) < len(texts):
         raise WorkbenchError(f"{place}: field {field!r} is empty")
-    return tuple(texts)
+    return messages
+
+
+def _is_users(part: Any) -> bool:
+    """Whether a part of a conversation is the user's: a text, or a message with that role."""
+    return isinstance(part, str) or (isinstance(part, dict) and part.get("role") == "user")
