@@ -15,7 +15,7 @@ import torch
 
 from workbench.decode.costs import measure_drafter_costs, measure_pass_s
 from workbench.decode.decoder import context_length, split_cores
-from workbench.decode.engine import build_engine
+from workbench.decode.static_engine import build_engine
 from workbench.drafter.layers import drop_layers
 from workbench.drafter.model import load_drafter
 from workbench.prune.encoding import LayerSet
