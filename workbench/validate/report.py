@@ -1,0 +1,319 @@
+"""The report: one self-contained HTML page, and the same in Markdown, from the JSON files of a run or of a publication.
+
+No server, no script, no file beside the page: figures are inline SVG. Whatever is not there (the search, the learning
+curve) is left out with its heading.
+"""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from workbench.console import console
+from workbench.corpus.prompts import GENERATOR
+from workbench.files import read_json, write_text
+from workbench.validate import figures
+from workbench.validate.table import (
+    render_estimate,
+    render_hit_rate,
+    render_layers,
+    render_losslessness,
+    value_of,
+)
+
+HTML_FILE, MARKDOWN_FILE = "report.html", "report.md"
+
+
+def write_report(folder: Path) -> Path:
+    """Writes report.html and report.md into a run folder or any folder that holds a validation.json.
+
+    Returns:
+        The path of the page.
+    """
+    validation = _find(folder, "validate", "validation.json")
+    view = build_view(
+        validation if validation is not None else read_json(folder / "validation.json"),
+        _find(folder, "prune", "search.json"),
+        _find(folder, "distill", "distill.json"),
+    )
+    write_text(folder / MARKDOWN_FILE, _render("report.md", view))
+    write_text(folder / HTML_FILE, _render("report.html", view))
+    console.print(f"report: {folder / HTML_FILE}", markup=False)
+    return folder / HTML_FILE
+
+
+def build_view(
+    validation: dict[str, Any], search: dict[str, Any] | None, distillation: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Everything that both forms of the report show, as text, tables and figures."""
+    methods = validation["methods"]
+    suites = list(next(iter(methods.values())))
+    speculative = {
+        name: cells for name, cells in methods.items() if any("acceptance_by_position" in c for c in cells.values())
+    }
+    return {
+        "title": f"{validation['recipe']}: a drafter for {validation['target']['identity']}",
+        "date": validation["date"].replace("T", " ")[:16] + " UTC",
+        "warnings": validation["warnings"],
+        "lossless": validation["lossless"],
+        "headlines": [_headline(validation, suite) for suite in suites] if "asynchronous" in methods else [],
+        "suites": [
+            {
+                "name": suite,
+                "source": _source(validation, suite),
+                "rows": [_row(validation, name, suite) for name in methods],
+                "end_to_end": [_latency_row(name, cells[suite]) for name, cells in methods.items()],
+                "divergences": _divergences(methods, suite),
+                "comparisons": _comparisons(validation, suite),
+                "positions": _position_rows(speculative, suite),
+                "rounds": _round_rows(speculative, suite),
+                "rounds_figure": _rounds_figure(speculative, suite),
+                "hits": _hit_rows(methods, suite),
+                "hits_figure": _hits_figure(methods, suite),
+            }
+            for suite in suites
+        ],
+        "speedups_figure": figures.draw_speedups(suites, methods),
+        "acceptance_figure": _acceptance_figure(methods),
+        "search": _search_view(search),
+        "curve": _curve_view(distillation),
+        "configuration": _configuration(validation),
+        "machine": _machine(validation),
+    }
+
+
+def _find(folder: Path, stage: str, name: str) -> dict[str, Any] | None:
+    """A stage's file, at the top of the folder or in the stage's own."""
+    for path in (folder / name, folder / stage / name):
+        if path.is_file():
+            return read_json(path)
+    return None
+
+
+def _render(template: str, view: dict[str, Any]) -> str:
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=template.endswith(".html"),
+    )
+    source = resources.files("workbench.validate").joinpath(template).read_text(encoding="utf-8")
+    return environment.from_string(source).render(view)
+
+
+def _headline(validation: dict[str, Any], suite: str) -> dict[str, str]:
+    """What one reads first: the candidate's numbers on one suite, and what they rest on."""
+    methods = validation["methods"]
+    cell = methods["asynchronous"][suite]
+    sentences = [
+        f"{value_of(cell['tokens_per_second']):.0f} tokens a second against "
+        f"{value_of(methods['autoregressive'][suite]['tokens_per_second']):.0f} of plain decoding"
+    ]
+    if "speedup_whole_machine" in cell:
+        sentences.append(
+            f"{render_estimate(cell['speedup_whole_machine'], suffix='x')} against it on the whole machine"
+        )
+    for comparison in validation["comparisons"]:
+        if (comparison["than"], comparison["suite"]) == ("synchronous", suite):
+            sentences.append(f"{render_estimate(comparison['speed_ratio'], suffix='x')} against synchronous drafting")
+    return {
+        "suite": suite,
+        "speedup": f"{value_of(cell['speedup']):.2f}x",
+        "interval": "{:.2f} to {:.2f}".format(*cell["speedup"]["ci95"]),
+        "acceptance_length": f"{value_of(cell['acceptance_length']):.2f}",
+        "hit_rate": render_hit_rate(cell),
+        "layers": render_layers(validation, "asynchronous"),
+        "lossless": render_losslessness(cell),
+        "text": "; ".join(sentences) + ".",
+    }
+
+
+def _row(validation: dict[str, Any], method: str, suite: str) -> dict[str, str]:
+    cell, details = validation["methods"][method][suite], validation["method_details"][method]
+    return {
+        "method": method,
+        "layers": render_layers(validation, method),
+        "threads": str(details["target_threads"]),
+        "acceptance_length": render_estimate(cell.get("acceptance_length")),
+        "tokens_per_second": render_estimate(cell["tokens_per_second"], digits=1),
+        "speedup": render_estimate(cell["speedup"], suffix="x"),
+        "speedup_whole_machine": render_estimate(cell.get("speedup_whole_machine"), suffix="x"),
+        "hit_rate": render_hit_rate(cell),
+        "lossless": render_losslessness(cell),
+        "is_lossless": "no" if cell["lossless"] is False else "yes",
+    }
+
+
+def _latency_row(method: str, cell: dict[str, Any]) -> dict[str, str]:
+    latency = cell["inter_token_latency_ms"]
+    return {
+        "method": method,
+        "end_to_end": render_estimate(cell["end_to_end_tokens_per_second"], digits=1),
+        "end_to_end_speedup": render_estimate(cell["end_to_end_speedup"], suffix="x"),
+        "first_token": render_estimate(cell["time_to_first_token_ms"], digits=1),
+        "p50": f"{latency['p50']:.1f}" if latency else "-",
+        "p95": f"{latency['p95']:.1f}" if latency else "-",
+    }
+
+
+def _divergences(methods: dict[str, Any], suite: str) -> list[str]:
+    return [
+        f"{method}: {kind} ({entry['num_outputs']} outputs), first {entry['first']['message']}"
+        for method, cells in methods.items()
+        for kind, entry in cells[suite]["losslessness"].get("divergences", {}).items()
+    ]
+
+
+def _comparisons(validation: dict[str, Any], suite: str) -> list[dict[str, str]]:
+    rows = []
+    for entry in validation["comparisons"]:
+        low, high = entry["speed_ratio"]["ci95"]
+        verdict = "faster" if low > 1 else "slower" if high < 1 else "no clear difference"
+        if entry["suite"] == suite:
+            rows.append(
+                {
+                    "than": entry["than"],
+                    "ratio": render_estimate(entry["speed_ratio"], suffix="x"),
+                    "verdict": verdict,
+                }
+            )
+    return rows
+
+
+def _position_rows(methods: dict[str, Any], suite: str) -> list[dict[str, Any]]:
+    rows = []
+    for name, cells in methods.items():
+        for key, label in (("survival", "all up to here"), ("conditional", "given those before")):
+            rates = cells[suite].get("acceptance_by_position", {}).get(key, [])
+            if rates:
+                rows.append({"method": name, "label": label, "rates": [f"{rate:.2f}" for rate in rates]})
+    return rows
+
+
+def _round_rows(methods: dict[str, Any], suite: str) -> list[dict[str, str]]:
+    return [
+        {
+            "method": name,
+            **{part: f"{times['mean']:.1f}" for part, times in cells[suite]["round_ms"].items()},
+            "acceptance_length": f"{value_of(cells[suite]['acceptance_length']):.2f}",
+        }
+        for name, cells in methods.items()
+        if cells[suite]["round_ms"]
+    ]
+
+
+def _rounds_figure(methods: dict[str, Any], suite: str) -> str:
+    parts = {name: cells[suite]["round_ms"] for name, cells in methods.items() if cells[suite]["round_ms"]}
+    return figures.draw_rounds(parts, f"rounds-{suite}") if parts else ""
+
+
+def _hit_rows(methods: dict[str, Any], suite: str) -> list[dict[str, str]]:
+    by_accepted = _by_num_accepted(methods, suite)
+    outcomes = ("hit_anchored", "hit_masked", "miss_bonus", "miss_count")
+    return [
+        {
+            "num_accepted": count,
+            "num_rounds": str(entry["num_rounds"]),
+            **{outcome: f"{100 * entry.get(outcome, 0):.0f} %" for outcome in outcomes},
+        }
+        for count, entry in by_accepted.items()
+    ]
+
+
+def _hits_figure(methods: dict[str, Any], suite: str) -> str:
+    by_accepted = _by_num_accepted(methods, suite)
+    return figures.draw_hits(by_accepted, f"hits-{suite}") if by_accepted else ""
+
+
+def _by_num_accepted(methods: dict[str, Any], suite: str) -> dict[str, Any]:
+    cell = methods.get("asynchronous", {}).get(suite, {})
+    return cell.get("hypotheses", {}).get("by_num_accepted", {})
+
+
+def _acceptance_figure(methods: dict[str, Any]) -> str:
+    cells = {
+        suite: cell["acceptance_by_position"]
+        for suite, cell in methods.get("asynchronous", {}).items()
+        if "acceptance_by_position" in cell
+    }
+    return figures.draw_acceptance(cells) if cells else ""
+
+
+def _search_view(search: dict[str, Any] | None) -> dict[str, Any] | None:
+    if not search or not search.get("points"):
+        return None
+    chosen = search["chosen"]
+    return {
+        "figure": figures.draw_front(search["points"], search["front"], chosen["dropped"]),
+        "chosen": chosen["name"],
+        "reason": chosen["reason"],
+        "kept_layers": ", ".join(map(str, chosen["kept_layers"])),
+        "front": [
+            {
+                "dropped": ", ".join(map(str, point["dropped"])) or "none",
+                "state": point["state"],
+                "acceptance_length": f"{point['acceptance_length']:.2f}",
+                "retained": f"{100 * point['retained']:.1f} %",
+                "packed_ms": f"{1e3 * point['packed_s']:.1f}",
+            }
+            for point in search["front"]
+        ],
+    }
+
+
+def _curve_view(distillation: dict[str, Any] | None) -> dict[str, Any] | None:
+    if not distillation or len(distillation.get("curve", [])) < 2:
+        return None
+    last = distillation["curve"][-1]
+    return {
+        "figure": figures.draw_learning_curve(distillation["curve"]),
+        "text": f"{distillation['steps']} steps in {distillation['seconds'] / 60:.1f} minutes, "
+        f"{distillation['tokens_per_second']:.0f} tokens a second; estimated acceptance length at the end "
+        f"{last['acceptance_anchored']:.2f} (anchored), {last['acceptance_masked']:.2f} (masked anchors).",
+    }
+
+
+def _source(validation: dict[str, Any], suite: str) -> str:
+    options = validation["options"]["validate"]
+    source = next(entry["source"]["prompts"] for entry in options["suites"] if entry["name"] == suite)
+    source = "the generator of word problems" if source == GENERATOR else source
+    cells = [cells[suite] for cells in validation["methods"].values()]
+    most = max(cell["num_prompts"] for cell in cells)
+    return (
+        f"{most} prompts from {source}, {cells[0]['num_timed_prompts']} of them timed "
+        f"{options['repetitions']} times, up to {options['max_new_tokens']} tokens each"
+    )
+
+
+def _configuration(validation: dict[str, Any]) -> list[tuple[str, str]]:
+    target, decode = validation["target"], validation["options"]["decode"]
+    parameters = f"{target['num_parameters'] / 1e6:.1f} million"
+    rows = [
+        ("target", f"{target['identity']}, {target['num_layers']} layers, {parameters} parameters"),
+        ("precision", f"{target['dtype']} on {target['device']}, drafter {decode['drafter_dtype']}"),
+        ("engine, executor", f"{decode['engine']}, {decode['executor']}"),
+        ("draft length, hypotheses", f"{decode['draft_length']}, at most {decode['max_hypotheses']}"),
+        ("sampling", "greedy" if decode["temperature"] == 0 else f"temperature {decode['temperature']}"),
+        ("thinking", "on" if target["thinking"] else "off"),
+        ("seed", str(validation["seed"])),
+    ]
+    for name, drafter in validation["drafters"].items():
+        kept = ", ".join(map(str, drafter["kept_layers"]))
+        rows.append((f"drafter {name}", f"layers {kept} of {drafter['parent']}, {drafter['block_attention']} blocks"))
+    return rows
+
+
+def _machine(validation: dict[str, Any]) -> list[tuple[str, str]]:
+    hardware, load = validation["hardware"], validation["load"]
+    versions = ", ".join(f"{name} {version}" for name, version in validation["versions"].items())
+    shares = [load["others_cores_before"], load["others_cores_during"]]
+    before, during = ["unknown" if share is None else f"{share:.2f} cores" for share in shares]
+    return [
+        ("processor", f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB"),
+        ("GPUs", ", ".join(hardware["gpus"]) or "none"),
+        ("system", hardware["operating_system"]),
+        ("used by others", f"{before} before, {during} during"),
+        ("versions", versions),
+    ]
