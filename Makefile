@@ -23,7 +23,7 @@ setup: $(STAMP) ## create .venv and install what is pinned in constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(PY) || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing into $(VENV), a minute or two"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PY) -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 quickstart: setup ## the whole job on the embedded target
