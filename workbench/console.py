@@ -29,7 +29,13 @@ def progress(description: str, total: int) -> Iterator[Callable[[int, str], None
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(description, total=total, note="")
-        yield lambda count, note="": bar.update(task, advance=count, **({"note": note} if note else {}))
+
+        def advance(count: int, note: str = "") -> None:
+            bar.advance(task, count)
+            if note:
+                bar.update(task, note=note)
+
+        yield advance
 
 
 def _line_reporter(description: str, total: int) -> Callable[[int, str], None]:

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from tests.conftest import make_model
 
+from tests.conftest import make_model
 from workbench.decode.engine import Engine, additive_mask
 from workbench.decode.static_engine import CompiledEngine, build_engine
 from workbench.errors import WorkbenchError
@@ -48,7 +48,7 @@ def test_static_shapes_give_the_same_logits(monkeypatch):
     caches = eager.new_cache(), static.new_cache()
     for ids, cut in (([5, 6, 7], 3), ([8, 9, 10, 11], 5), (list(range(4, 36)) * 9, 290), ([3], 291)):
         both = [engine.forward(ids, cache, len(ids)) for engine, cache in zip((eager, static), caches, strict=True)]
-        assert torch.allclose(*both, atol=1e-4)
+        assert torch.allclose(both[0], both[1], atol=1e-4)
         for cache in caches:
             cache.truncate_to(cut)
 

@@ -55,7 +55,8 @@ class TableEngine:
 def target_law(engine, settings, length):
     law = {}
     for tokens in itertools.product(range(V), repeat=length):
-        probability, history = 1.0, list(PROMPT)
+        probability = 1.0
+        history: list[int] = list(PROMPT)
         for token in tokens:
             logits = engine.table[history[-2], history[-1]]
             probability *= float(target_probabilities(logits[None], settings)[0, token])
@@ -67,7 +68,10 @@ def target_law(engine, settings, length):
 def toy_decoder(kind: str, rule: str, draft_length: int, settings: SamplingSettings, monkeypatch):
     target = dataclasses.replace(make_target(), stop_ids=frozenset())
     options = DecodeOptions(
-        temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k, acceptance=rule
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        acceptance=rule,  # type: ignore[arg-type]
     )
     engine, drafting_engine = TableEngine(1), TableEngine(2)
     spec = make_spec(target, block_size=draft_length + 1, vocab_size=V, mask_token_id=V)

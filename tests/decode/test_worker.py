@@ -20,26 +20,30 @@ def folder(tmp_path, tiny_target):
     return make_drafter_folder(tmp_path, tiny_target)
 
 
+def worker_id(decoder) -> int:
+    return decoder.source.process_id
+
+
 def worker_options(**changes):
     return dataclasses.replace(options(executor="worker"), **changes)
 
 
 def test_worker_emits_the_target_s_tokens_and_outlives_prompts(tiny_target, folder):
     with build_decoder("asynchronous", tiny_target, folder, worker_options(), costs=FREE) as decoder:
-        process_id = decoder.source.process_id
+        process_id = worker_id(decoder)
         for prompt in PROMPTS:
             generation = decoder.generate(prompt, 30)
             assert generation.token_ids == plain_greedy(tiny_target, prompt, 30)
             assert generation.statistics.num_failures == 0
-        assert decoder.source.process_id == process_id
-    assert decoder.source.process_id is None
+        assert worker_id(decoder) == process_id
+    assert worker_id(decoder) is None
 
 
 def test_a_killed_worker_is_counted_and_changes_nothing(tiny_target, folder):
     with build_decoder("asynchronous", tiny_target, folder, worker_options(), costs=FREE) as decoder:
         stream = decoder.stream(PROMPTS[2], 30)
         output = next(stream) + next(stream)
-        os.kill(decoder.source.process_id, signal.SIGKILL)
+        os.kill(worker_id(decoder), signal.SIGKILL)
         while True:
             try:
                 output += next(stream)
@@ -58,9 +62,9 @@ def test_a_worker_that_falls_behind_catches_up(tiny_target, folder, monkeypatch)
     with build_decoder("asynchronous", tiny_target, folder, worker_options(), costs=FREE) as decoder:
         stream = decoder.stream(PROMPTS[2], 30)
         output = next(stream)
-        os.kill(decoder.source.process_id, signal.SIGSTOP)
+        os.kill(worker_id(decoder), signal.SIGSTOP)
         output += next(stream) + next(stream)
-        os.kill(decoder.source.process_id, signal.SIGCONT)
+        os.kill(worker_id(decoder), signal.SIGCONT)
         monkeypatch.setattr(worker, "LATE_S", 30.0)
         output += [token for tokens in stream for token in tokens]
         assert output == plain_greedy(tiny_target, PROMPTS[2], 30)
@@ -72,10 +76,10 @@ def test_a_worker_that_hangs_is_ended(tiny_target, folder, monkeypatch):
     monkeypatch.setattr(worker, "LATE_S", 0.05)
     monkeypatch.setattr(worker, "HUNG_S", 0.3)
     with build_decoder("asynchronous", tiny_target, folder, worker_options(), costs=FREE) as decoder:
-        os.kill(decoder.source.process_id, signal.SIGSTOP)
+        os.kill(worker_id(decoder), signal.SIGSTOP)
         generation = decoder.generate(PROMPTS[2], 30)
         assert generation.token_ids == plain_greedy(tiny_target, PROMPTS[2], 30)
-        assert decoder.source.process_id is None
+        assert worker_id(decoder) is None
 
 
 def test_a_drafter_that_cannot_be_loaded_is_one_clear_line(tiny_target, folder):

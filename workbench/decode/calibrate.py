@@ -44,7 +44,7 @@ def calibrate(
                 decoder.observer = observe
                 for prompt in prompts:
                     decoder.generate(prompt, max_new_tokens)
-                    advance(1)
+                    advance(1, "")
     calibration = fit_calibration(records, options.draft_length)
     write_calibration(calibration, drafter_folder)
     return calibration

@@ -72,7 +72,7 @@ class WorkerDrafts:
     def __init__(self, settings: WorkerSettings) -> None:
         self.num_failures = 0
         self._sequence = 0
-        self._oldest_unanswered_s: float | None = None
+        self._silent_since_s: float | None = None
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, settings), daemon=True, name="drafter")
@@ -108,16 +108,16 @@ class WorkerDrafts:
         if not self._send(("commit", self._sequence, list(emitted), num_remaining)):
             return self._without_draft()
         sent_s = time.monotonic()
-        if self._oldest_unanswered_s is None:
-            self._oldest_unanswered_s = sent_s
+        silent_since_s = sent_s if self._silent_since_s is None else self._silent_since_s
         with contextlib.suppress(EOFError, OSError):
             while self._connection.poll(max(0.0, sent_s + LATE_S - time.monotonic())):
                 sequence, draft = self._connection.recv()
-                self._oldest_unanswered_s = sent_s
+                silent_since_s = sent_s
                 if sequence == self._sequence:
-                    self._oldest_unanswered_s = None
+                    self._silent_since_s = None
                     return draft
-        if time.monotonic() - self._oldest_unanswered_s > HUNG_S:
+        self._silent_since_s = silent_since_s
+        if time.monotonic() - silent_since_s > HUNG_S:
             logger.warning("the drafter process does not answer; decoding goes on without drafts")
             self.close()
         return self._without_draft()
