@@ -6,9 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.validate.tiny import make_recipe, write_pair
 from workbench.errors import WorkbenchError
-from workbench.validate import validate
 from workbench.validate.report import write_report
 from workbench.validate.table import value_of
 
@@ -44,11 +42,9 @@ class Page(HTMLParser):
             self.headings.append(data.strip())
 
 
-@pytest.fixture(scope="module")
-def validation(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("report")
-    target, drafter = write_pair(folder)
-    return validate(make_recipe(folder, target), {"pruned": drafter, "unpruned": drafter}, folder / "validate")
+@pytest.fixture
+def validation(validated):
+    return validated[2]
 
 
 def write(folder, validation, search=SEARCH, distillation=DISTILLATION):

@@ -8,14 +8,6 @@ from workbench.errors import WorkbenchError
 from workbench.validate import bench, timing, validate
 
 
-@pytest.fixture(scope="module")
-def validated(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("validated")
-    target, drafter = write_pair(folder)
-    recipe = make_recipe(folder, target)
-    return recipe, folder, validate(recipe, {"pruned": drafter, "unpruned": drafter}, folder / "validate")
-
-
 def test_every_method_and_suite_has_its_numbers(validated):
     _, folder, result = validated
     assert result == json.loads((folder / "validate" / "validation.json").read_text())

@@ -43,7 +43,7 @@ def make_recipe(folder: Path, target: Path, num_prompts: int = 4, **decode: obje
         decode=dataclasses.replace(DecodeOptions(max_hypotheses=2, executor="inline"), **decode),
         validate=ValidateOptions(
             suites=[Suite(name="words", source=source, num_prompts=num_prompts)],
-            max_new_tokens=24,
+            max_new_tokens=12,
             repetitions=2,
             timed_prompts=2,
             warmup_prompts=1,
