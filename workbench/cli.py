@@ -26,9 +26,9 @@ def run(recipe: str, overrides: Sequence[str] = ()) -> None:
         recipe: Name of a file in recipes/, or its path.
         overrides: `--section.key value` for any key of the recipe.
     """
+    loaded = load_recipe(recipe, list(overrides))
     from workbench.stages import STAGES, run_stages
 
-    loaded = load_recipe(recipe, list(overrides))
     run_stages(loaded, list(STAGES))
     show_outcome(loaded)
 
@@ -37,9 +37,10 @@ def run_stage(name: str) -> Callable[..., None]:
     """The command that runs one stage."""
 
     def command(recipe: str, overrides: Sequence[str] = ()) -> None:
+        loaded = load_recipe(recipe, list(overrides))
         from workbench.stages import run_stages
 
-        run_stages(load_recipe(recipe, list(overrides)), [name])
+        run_stages(loaded, [name])
 
     command.__doc__ = run.__doc__
     return command
