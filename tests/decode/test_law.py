@@ -76,13 +76,13 @@ def toy_decoder(kind: str, rule: str, draft_length: int, settings: SamplingSetti
     engine, drafting_engine = TableEngine(1), TableEngine(2)
     spec = make_spec(target, block_size=draft_length + 1, vocab_size=V, mask_token_id=V)
     drafter = BlockDrafter(
-        drafting_engine,
+        drafting_engine,  # type: ignore[arg-type]
         spec,
         draft_length,
         2,
         COSTS,
         default_calibration(draft_length),
-        frozenset(),  # type: ignore[arg-type]
+        frozenset(),
     )
     if kind in ("never", "always"):
         # Never: no block at all. Always: masked anchors for the outcomes that the draft length allows.

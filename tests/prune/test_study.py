@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import optuna
@@ -82,7 +83,7 @@ def work(plan: StudyPlan, scorer: Additive, worker: int = 0) -> None:
         work_on(plan, scorer, claim, worker)
 
 
-def start(plan: StudyPlan, scorer: Additive, worker: int = 0) -> multiprocessing.Process:
+def start(plan: StudyPlan, scorer: Additive, worker: int = 0) -> BaseProcess:
     process = multiprocessing.get_context("fork").Process(target=work, args=(plan, scorer, worker))
     process.start()
     return process

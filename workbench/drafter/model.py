@@ -95,7 +95,7 @@ def load_drafter(folder: Path | str, dtype: str = "float32", device: str = "cpu"
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise WorkbenchError(f"drafter {folder} cannot be loaded: {first_line(error)}") from error
-    return Drafter(model.eval().requires_grad_(False).to(device), spec)
+    return Drafter(model.eval().requires_grad_(False).to(torch.device(device)), spec)  # type: ignore[arg-type]
 
 
 def check_pair(spec: DrafterSpec, target: Target) -> None:

@@ -151,7 +151,9 @@ def _result(
         candidate=candidate,
         acceptance_length=emitted / num_rounds,
         retained=retained_acceptance_decoded(counts[candidate.name], counts[reference]),
-        retained_same_training=control and retained_acceptance_decoded(counts[candidate.name], counts[control]),
+        retained_same_training=retained_acceptance_decoded(counts[candidate.name], counts[control])
+        if control
+        else None,
         speedup=speed_ratio(PLAIN),
         speed_gain=speed_ratio(reference),
         hit_share=sum(r["outcome"].startswith("hit") for r in rounds) / len(rounds),

@@ -49,4 +49,4 @@ def retained_acceptance_decoded(
 
 
 def _sums(index_N: NDArray[np.int64], values_N: ArrayLike) -> NDArray[np.float64]:
-    return np.bincount(index_N, weights=np.asarray(values_N, dtype=float))
+    return np.bincount(index_N, weights=np.asarray(values_N, dtype=float)).astype(np.float64)

@@ -42,9 +42,7 @@ def render_summary(summary: OverlapSummary, hit_round_ratios: list[float]) -> Ta
         "verifier bubble": f"{summary.verifier_bubble_ms:.2f} ms",
         "lateness of the packed pass": f"{summary.packed_lateness_ms:.2f} ms",
         "hit rate": f"{summary.hit_rate:.2f}",
-        "hit rate by accepted tokens": ", ".join(
-            f"{a}: {rate:.2f}" for a, rate in summary.hit_rate_by_accepted.items()
-        ),
+        "hit rate by accepted tokens": by_accepted,
         "rounds by outcome": ", ".join(f"{name} {count}" for name, count in sorted(summary.outcomes.items())),
     }
     for name, value in rows.items():
