@@ -43,7 +43,7 @@ def render_drafters(entries: list[RegistryEntry]) -> Table:
     for column in ("layers", "tau", "speedup"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("date", no_wrap=True)
-    table.add_column("files", overflow="fold")
+    table.add_column("files", overflow="fold", min_width=6)
     for entry in entries:
         table.add_row(
             str(entry.folder),
