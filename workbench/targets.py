@@ -108,7 +108,7 @@ def load_target(options: TargetOptions, dtype: str | None = None) -> Target:
         revision=getattr(config, "_commit_hash", None),
         template_hash=template_hash(tokenizer, options.thinking),
         thinking=options.thinking,
-        stop_ids=stop_ids(model, tokenizer),
+        stop_ids=stop_ids_of(model.generation_config, tokenizer),
     )
 
 
@@ -171,9 +171,9 @@ def _loading_problem(what: str, name: str, error: Exception) -> str:
     return f"{what} {name} cannot be loaded: {first_line(error)}"
 
 
-def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def stop_ids_of(generation_config: Any, tokenizer: Any) -> frozenset[int]:
     """Ids that end a response: those of the generation config and the tokenizer's EOS."""
-    eos = getattr(model.generation_config, "eos_token_id", None)
+    eos = getattr(generation_config, "eos_token_id", None)
     ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
