@@ -69,8 +69,10 @@ def _prune(recipe: Recipe, run_folder: Path) -> None:
 
 def _validate(recipe: Recipe, run_folder: Path) -> None:
     from workbench.validate import validate
+    from workbench.validate.report import write_report
 
     validate(recipe, candidate_folders(run_folder), run_folder / "validate")
+    write_report(run_folder)
 
 
 def _publish(recipe: Recipe, run_folder: Path) -> None:

@@ -4,6 +4,7 @@ import random
 
 import datasets
 import pytest
+
 from workbench.corpus.responses import Corpus
 
 

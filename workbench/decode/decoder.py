@@ -200,6 +200,7 @@ class Decoder:
                     randomness,
                     len(output),
                 )
+                assert emitted, "a verification emits at least the bonus token"
                 verify_s = time.monotonic() - verify_start_s
                 if self.observer is not None:
                     self.observer(draft, emitted)
@@ -244,7 +245,7 @@ def _record(
     spans += [("drafter", name, start, stop) for name, start, stop in draft.spans]
     seconds = {name: stop - start for name, start, stop in draft.spans}
     return Round(
-        num_accepted=min(len(emitted) - 1, len(kept)),
+        num_accepted=min(_num_agreed(draft.token_ids, emitted), len(kept)),
         num_emitted=len(kept),
         draft_length=len(draft.token_ids),
         outcome=draft.outcome,
@@ -255,6 +256,12 @@ def _record(
         round_s=now_s - round_start_s,
         spans=spans,
     )
+
+
+def _num_agreed(draft: Sequence[int], emitted: Sequence[int]) -> int:
+    """Leading draft tokens that were emitted."""
+    pairs = zip(draft, emitted, strict=False)
+    return next((i for i, (drafted, given) in enumerate(pairs) if drafted != given), min(len(draft), len(emitted)))
 
 
 class _ShareOfMachine:

@@ -91,7 +91,7 @@ def load_drafter(folder: Path | str, dtype: str = "float32", device: str = "cpu"
     spec = read_spec(folder)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True, use_safetensors=True
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise WorkbenchError(f"drafter {folder} cannot be loaded: {first_line(error)}") from error
