@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from workbench.errors import WorkbenchError
@@ -93,7 +94,7 @@ def load_drafter(folder: Path | str, dtype: str = "float32", device: str = "cpu"
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True, use_safetensors=True
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise WorkbenchError(f"drafter {folder} cannot be loaded: {first_line(error)}") from error
     return Drafter(model.eval().requires_grad_(False).to(torch.device(device)), spec)  # type: ignore[arg-type]
 
