@@ -11,7 +11,6 @@ STAMP := $(VENV)/.installed
 export DRAFTER PROMPT
 
 .DEFAULT_GOAL := help
-MAKEFLAGS += --no-print-directory
 
 .PHONY: help setup quickstart run corpus distill prune validate publish generate list verify \
 	trace bench-decode delay exactness gpu-check target fetch-smollm2 lint test test-all clean

@@ -130,7 +130,7 @@ def test_unknown_options_are_refused_where_there_are_no_overrides(capsys):
 
 
 def test_the_makefile_has_every_command_with_one_line_of_help():
-    shown = subprocess.run(["make", "help"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(["make", "--no-print-directory", "help"], capture_output=True, text=True, check=True).stdout
     listed = dict(line.split(maxsplit=1) for line in shown.splitlines())
     assert set(cli.COMMANDS) <= set(listed)
     assert {"help", "setup", "quickstart", "test", "test-all", "lint", "clean"} <= set(listed)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from workbench.errors import WorkbenchError
@@ -98,7 +99,7 @@ def load_target(options: TargetOptions, dtype: str | None = None) -> Target:
             attn_implementation=choose_attention(options.attention),
             **arguments,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise WorkbenchError(_loading_problem("target.model", options.model, error)) from error
     model = model.eval().requires_grad_(False).to(choose_device(options.device))
     return Target(
