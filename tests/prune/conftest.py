@@ -115,6 +115,6 @@ def scorer(planted_folder, corpus, scores_folder) -> BlockScorer:
     return BlockScorer(planted_folder, corpus.held_out, 0, DRAFT_LENGTH, scores_folder)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)

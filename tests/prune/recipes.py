@@ -14,7 +14,7 @@ from workbench.recipe import (
 
 
 def make_recipe(target: str = "nowhere", seed: int = 0, **prune) -> Recipe:
-    defaults = {"drop_layers": [3], "trials": 24, "finalists": 1, "heal_steps": 4, "decode_prompts": 12}
+    defaults = {"drop_layers": [3], "trials": 24, "finalists": 1, "heal_steps": 4, "decode_prompts": 6}
     return Recipe(
         name="tiny",
         seed=seed,

@@ -18,16 +18,29 @@ class Budget:
         self.path = path
         self.max_s = None if max_minutes is None else 60 * max_minutes
         self._before_s = float(read_json(path)["spent_s"]) if path.is_file() else 0.0
-        self._started_s = time.time()
+        self._started_s = self._phase_started_s = time.time()
+        self._phases: dict[str, float] = {}
 
     @property
     def spent_s(self) -> float:
         """Seconds so far."""
         return self._before_s + time.time() - self._started_s
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the phases that ended in this process, and all seconds so far."""
+        return {**self._phases, "total": self.spent_s}
+
     def save(self) -> None:
         """Notes the time spent, so that a kill loses none of it."""
         write_json(self.path, {"spent_s": self.spent_s})
+
+    def end_phase(self, name: str) -> None:
+        """Notes how long a phase took, since the last one ended."""
+        now_s = time.time()
+        self._phases[name] = now_s - self._phase_started_s
+        self._phase_started_s = now_s
+        self.save()
 
     def deadline_s(self, share: float) -> float | None:
         """When (`time.time`) this share of the budget is spent; None without a cap."""

@@ -7,7 +7,7 @@ the measured speedup only.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from workbench.decode.decoder import context_length, split_cores
 from workbench.decode.static_engine import build_engine
 from workbench.drafter.layers import drop_layers
 from workbench.drafter.model import load_drafter
-from workbench.prune.encoding import LayerSet
 from workbench.recipe import DecodeOptions
 from workbench.targets import Target
 
@@ -38,14 +37,14 @@ class PassTimes:
 
 
 def measure_pass_times(
-    target: Target, drafter_folder: Path, dropped_sets: list[LayerSet], options: DecodeOptions
-) -> dict[LayerSet, PassTimes]:
-    """Times the target's passes once, and the drafter's for each set of dropped layers.
+    target: Target, drafter_folder: Path, removable: Sequence[int], options: DecodeOptions
+) -> dict[int, PassTimes]:
+    """Times the target's passes once, and the drafter's without 0, 1, ... of its layers.
 
     Args:
         target: Verifies.
         drafter_folder: The unpruned drafter.
-        dropped_sets: One per number of layers is enough.
+        removable: Layers that are dropped one after another.
         options: Draft length, hypotheses, engine, threads.
     """
     target_cores, drafter_cores, target_threads, drafter_threads = split_cores(options)
@@ -57,12 +56,12 @@ def measure_pass_times(
     drafter = load_drafter(drafter_folder, options.drafter_dtype, str(target.model.device))
     max_rows = context_length(target) + length + (max_blocks + 1) * drafter.spec.block_size
     times = {}
-    for dropped in dropped_sets:
-        smaller = drop_layers(drafter, dropped) if dropped else drafter
+    for num_dropped in range(len(removable) + 1):
+        smaller = drop_layers(drafter, removable[:num_dropped])
         engine = build_engine(options.engine, smaller.model, max_rows)
         with _share(drafter_threads, drafter_cores):
             costs = measure_drafter_costs(engine, smaller.spec, length, max_blocks, verify_s)
-        times[dropped] = PassTimes(
+        times[num_dropped] = PassTimes(
             step_s=step_s,
             verify_s=verify_s,
             draft_s=costs.draft_s,

@@ -27,6 +27,14 @@ def retained_acceptance(candidate_N: ArrayLike, reference_N: ArrayLike, sequence
     return pooled_ratio_of(_sums(index_N, candidate_N).tolist(), _sums(index_N, reference_N).tolist())
 
 
+def retained_difference(
+    candidate_N: ArrayLike, other_N: ArrayLike, reference_N: ArrayLike, sequence_N: ArrayLike
+) -> Estimate:
+    """What a candidate retains less what another one does, on the same blocks; 0.01 is a percentage point."""
+    difference_N = np.asarray(candidate_N, dtype=float) - np.asarray(other_N, dtype=float)
+    return retained_acceptance(difference_N, reference_N, sequence_N)
+
+
 def retained_acceptance_decoded(
     candidate: Sequence[tuple[int, int]], reference: Sequence[tuple[int, int]], seed: int = 0
 ) -> Estimate:

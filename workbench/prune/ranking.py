@@ -35,7 +35,8 @@ class Ranking:
     """Scores of the layers, by kind."""
     one_shot: dict[str, LayerSet]
     """The set that each ranking alone would drop."""
-    greedy: LayerSet
+    greedy: dict[LayerSet, float]
+    """The set of every step of the greedy search, and what it retains on the cheap rung."""
     trials: list[dict[str, Any]]
     found: list[Found]
     """Sets with a precise estimate, best first."""
@@ -49,7 +50,7 @@ class Ranking:
             "dropped_before": list(self.before),
             "importance": self.importance,
             "one_shot": {kind: list(dropped) for kind, dropped in self.one_shot.items()},
-            "greedy": list(self.greedy),
+            "greedy": [{"dropped": list(dropped), "cheap": value} for dropped, value in self.greedy.items()],
             "best": [
                 {"dropped": list(found.dropped), "trial": found.trial, "retained": found.retained.as_dict()}
                 for found in self.found
@@ -100,7 +101,6 @@ def rank_sets(
 
     one_shot = {kind: one_shot_set(scores, num_dropped) for kind, scores in importance.items()}
     steps = greedy_steps(evaluate, candidates, num_dropped)
-    greedy = next(iter(steps[-1]))
     enqueue_sets(open_study(plan), plan, [*one_shot.values(), *steps[-1]])
     with progress(f"drop {num_dropped} of {scorer.drafter.num_layers} layers", plan.trials) as advance:
         study = workforce.finish_study(plan, _reporter(advance))
@@ -115,7 +115,7 @@ def rank_sets(
         before=before,
         importance=importance,
         one_shot=one_shot,
-        greedy=greedy,
+        greedy=dict(next(iter(step.items())) for step in steps),
         trials=describe_trials(study),
         found=found,
     )

@@ -36,19 +36,19 @@ class SearchRecord:
     unpruned_lengths: dict[str, float]
     rankings: list[Ranking]
     healed: list[Estimated]
-    times: dict[LayerSet, PassTimes]
-    """One set of dropped layers per number of layers."""
+    times: dict[int, PassTimes]
+    """By number of dropped layers."""
     results: list[Result]
     chosen: Result
     reason: str
-    seconds: float
+    seconds: dict[str, float]
+    """By phase, interruptions apart; `total` with what interrupted searches spent."""
     workers: int
 
 
 def build_result(record: SearchRecord) -> dict[str, Any]:
     """`search.json` as plain values."""
-    times = {len(dropped): pass_times for dropped, pass_times in record.times.items()}
-    points = _points(record, times)
+    points = _points(record)
     return {
         "recipe": record.recipe.name,
         "prune": asdict(record.recipe.prune),
@@ -59,7 +59,9 @@ def build_result(record: SearchRecord) -> dict[str, Any]:
             "num_blocks": record.num_blocks,
         },
         "studies": [ranking.as_dict() for ranking in record.rankings],
-        "pass_times": {str(num_dropped): asdict(pass_times) for num_dropped, pass_times in sorted(times.items())},
+        "pass_times": {
+            str(num_dropped): asdict(pass_times) for num_dropped, pass_times in sorted(record.times.items())
+        },
         "healed": [
             {
                 "name": entry.candidate.name,
@@ -97,12 +99,12 @@ def pareto_front(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(front, key=lambda point: point["packed_s"])
 
 
-def _points(record: SearchRecord, times: dict[int, PassTimes]) -> list[dict[str, Any]]:
-    """Acceptance against latency of everything with a precise estimate, with the speedup that the model predicts."""
+def _points(record: SearchRecord) -> list[dict[str, Any]]:
+    """Acceptance against latency of all healed sets and of the best unhealed ones, with predicted speedups."""
     unpruned = record.results[0]
 
     def point(dropped: LayerSet, state: str, length: float, retained: float) -> dict[str, Any]:
-        pass_times = times[len(dropped)]
+        pass_times = record.times[len(dropped)]
         return {
             "dropped": list(dropped),
             "state": state,
@@ -118,11 +120,8 @@ def _points(record: SearchRecord, times: dict[int, PassTimes]) -> list[dict[str,
     for ranking in record.rankings:
         # A set found on a healed drafter is compared with that one, not with the unpruned drafter.
         if not ranking.before:
-            points += [
-                point(found.dropped, "before healing", base * found.retained.value, found.retained.value)
-                for found in ranking.found
-                if len(found.dropped) in times
-            ]
+            retained = ranking.greedy | {found.dropped: found.retained.value for found in ranking.found}
+            points += [point(dropped, "before healing", base * value, value) for dropped, value in retained.items()]
     points += [
         point(entry.candidate.dropped, "healed", entry.lengths["all"], entry.retained.value) for entry in record.healed
     ]

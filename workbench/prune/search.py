@@ -8,6 +8,7 @@ that was killed and is started again finds them and goes on.
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.console import console
@@ -15,12 +16,13 @@ from workbench.corpus.responses import load_corpus
 from workbench.decode.calibrate import calibrate
 from workbench.drafter.model import read_spec
 from workbench.errors import WorkbenchError
-from workbench.files import whole_folder, write_json
+from workbench.files import whole_folder, write_json, write_text
 from workbench.prune.budget import Budget
 from workbench.prune.encoding import LayerSet
 from workbench.prune.finalists import CALIBRATION_PROMPTS, choose, measure_candidates, num_reserved_prompts
 from workbench.prune.healing import Candidate, heal
 from workbench.prune.latency import measure_pass_times
+from workbench.prune.page import PAGE_FILE, render_page
 from workbench.prune.ranking import Ranking, rank_sets
 from workbench.prune.request import check_request, droppable_layers
 from workbench.prune.result import Estimated, SearchRecord, build_result
@@ -123,16 +125,15 @@ class _Search:
             if not self.options.layers_per_round:
                 for num_dropped in self.options.drop_layers:
                     self._rank(workforce, num_dropped, self.unpruned)
+        self.budget.end_phase("studies")
         self.target = load_target(self.recipe.target)
         best = self._drop_progressively() if self.options.layers_per_round else self._heal_each()
-        control = self._heal(self.unpruned, (), None, max(entry.candidate.heal_steps for entry in best))
-        finalists = [self.unpruned, control.candidate, *(entry.candidate for entry in best)]
+        finalists = [self.unpruned, *self._same_training(best), *(entry.candidate for entry in best)]
         prompts = [self.corpus.held_out[i]["prompt_ids"] for i in range(self.num_reserved)]
-        times = measure_pass_times(
-            self.target, self.unpruned.folder, [(), *(entry.candidate.dropped for entry in best)], self.recipe.decode
-        )
+        most_dropped = max((entry.candidate.dropped for entry in best), key=len)
+        times = measure_pass_times(self.target, self.unpruned.folder, most_dropped, self.recipe.decode)
         results = measure_candidates(finalists, self.target, prompts, self.recipe)
-        self.budget.save()
+        self.budget.end_phase("decoding")
         chosen, reason = choose(results, self.options.retained_threshold)
         console.print(reason)
         record = SearchRecord(
@@ -146,17 +147,19 @@ class _Search:
             results=results,
             chosen=chosen,
             reason=reason,
-            seconds=self.budget.spent_s,
+            seconds=self.budget.seconds,
             workers=self.workers,
         )
         link_folder(chosen.candidate.folder, self.folder / "drafter", replace=True)
-        write_json(self.folder / SEARCH_FILE, build_result(record))
+        result = build_result(record)
+        write_text(self.folder / PAGE_FILE, render_page(result))
+        write_json(self.folder / SEARCH_FILE, result)
 
     def _workforce(self, candidate: Candidate) -> Workforce:
         settings = ScorerSettings(
             drafter_folder=candidate.folder,
             corpus_folder=self.corpus_folder,
-            first_sample=self.num_reserved,
+            samples=(self.num_reserved, len(self.corpus.held_out)),
             seed=self.recipe.seed,
             draft_length=self.recipe.decode.draft_length,
             cache_folder=self.folder / "scores",
@@ -222,6 +225,17 @@ class _Search:
                 console.print(f"{len(before.dropped)} layers are too many: the search ends here")
                 break
         return best
+
+    def _same_training(self, best: Sequence[Estimated]) -> list[Candidate]:
+        """The unpruned drafter with the extra training of the pruned ones, if there is time for it."""
+        control = []
+        if self.budget.allows(max(entry.candidate.heal_s for entry in best)):
+            steps = max(entry.candidate.heal_steps for entry in best)
+            control.append(self._heal(self.unpruned, (), None, steps).candidate)
+        else:
+            console.print("no time left to give the unpruned drafter the same extra training: compare with care")
+        self.budget.end_phase("healing")
+        return control
 
     def _has_time_to_heal(self) -> bool:
         """Whether another healing, as long as the longest so far, and the one of the unpruned drafter still fit."""

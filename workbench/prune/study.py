@@ -24,8 +24,8 @@ from workbench.validate.statistics import Estimate
 
 PROMOTED_SHARE = 4
 """One set in so many goes from the cheap to the precise rung."""
-REPEATS_IN_A_ROW = 3
-"""After so many known sets in a row the sampler is overruled by a set that nobody tried."""
+FRESH_DRAWS = 8
+"""After a set that is known the sampler is overruled by one that nobody tried: the most promising of so many draws."""
 _CHEAP_STEP = 1
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -101,21 +101,24 @@ def work_on(
         on_trial: Called after every trial.
     """
     study = open_study(plan, seed=plan.seed + 7919 * worker)
-    repeats = 0
+    is_repeat = False
     while not is_finished(study, plan):
-        if repeats >= REPEATS_IN_A_ROW:
-            known = finished_sets(study)
-            fresh = plan.space.draw(random.Random(f"{plan.seed} {worker} {len(study.trials)}"), known)
-            if fresh is not None:
-                study.enqueue_trial(plan.space.encode(fresh))
+        if is_repeat:
+            _enqueue_fresh_set(study, plan, random.Random(f"{plan.seed} {worker} {len(study.trials)}"))
         trial = study.ask()
         # A trial that another process closed meanwhile, taking this one for dead, is none of ours any more.
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
             trial.set_user_attr(OWNER, claim.name)
             is_repeat = _evaluate(study, trial, plan.space, scorer)
-            repeats = repeats + 1 if is_repeat else 0
         if on_trial is not None:
             on_trial(study)
+
+
+def _enqueue_fresh_set(study: optuna.Study, plan: StudyPlan, rng: random.Random) -> None:
+    known, space = finished_sets(study), plan.space
+    draws = [dropped for _ in range(FRESH_DRAWS) if (dropped := space.draw(rng, known)) is not None]
+    if draws:
+        study.enqueue_trial(space.encode(min(draws, key=lambda dropped: sum(map(space.candidates.index, dropped)))))
 
 
 def _evaluate(study: optuna.Study, trial: optuna.Trial, space: DropSpace, scorer: Scorer) -> bool:

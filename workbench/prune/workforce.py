@@ -40,8 +40,8 @@ class ScorerSettings:
 
     drafter_folder: Path
     corpus_folder: Path
-    first_sample: int
-    """Held-out responses from this one on give the blocks; those before it are decoded."""
+    samples: tuple[int, int]
+    """Held-out responses from the first to before the second number give the blocks."""
     seed: int
     draft_length: int
     cache_folder: Path
@@ -49,8 +49,7 @@ class ScorerSettings:
 
     def build(self) -> BlockScorer:
         """Loads the drafter and draws the blocks."""
-        held_out = load_corpus(self.corpus_folder).held_out
-        samples = held_out.select(range(self.first_sample, len(held_out)))
+        samples = load_corpus(self.corpus_folder).held_out.select(range(*self.samples))
         return BlockScorer(
             self.drafter_folder, samples, self.seed, self.draft_length, self.cache_folder, torch.device(self.device)
         )
