@@ -15,7 +15,14 @@ TARGET = make_target()
 
 
 def make_options(**changes) -> DistillOptions:
-    options = {"steps": 8, "batch_size": 8, "blocks_per_sequence": 4, "validate_every": 3, "learning_rate": 3e-3}
+    options = {
+        "steps": 8,
+        "batch_size": 8,
+        "blocks_per_sequence": 4,
+        "validate_every": 3,
+        "learning_rate": 3e-3,
+        "precision": "32-true",
+    }
     return DistillOptions(**{**options, **changes})
 
 
@@ -56,7 +63,11 @@ def killed_at_batch(number: int, monkeypatch, drawn: list[int]):
         yield
 
 
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "ema_decay": 0.9}], ids=["plain", "accumulating with ema"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"accumulate": 2, "ema_decay": 0.9}, {"precision": "bf16-true"}],
+    ids=["plain", "accumulating with ema", "in bfloat16"],
+)
 def test_killed_and_resumed_equals_uninterrupted(corpus, tmp_path, monkeypatch, changes):
     whole, whole_report = fit(corpus, tmp_path / "whole", **changes)
     accumulate = changes.get("accumulate", 1)
@@ -80,6 +91,14 @@ def test_training_raises_the_estimated_acceptance(corpus, tmp_path):
     )
     assert report.final["acceptance_anchored"] > 2.5
     assert report.final["acceptance_masked"] > 2.0
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_half_precision_learns_alike(corpus, tmp_path, precision):
+    _, exact = fit(corpus, tmp_path / "exact", steps=30)
+    drafter, report = fit(corpus, tmp_path / "half", steps=30, precision=precision)
+    assert report.final["denoising"] == pytest.approx(exact.final["denoising"], rel=0.05)
+    assert all(weight.dtype == torch.float32 for weight in drafter.model.parameters())
 
 
 def test_report_and_curve(corpus, tmp_path):

@@ -14,7 +14,7 @@ from workbench.recipe import DistillOptions
 
 
 def make_options(**changes) -> DistillOptions:
-    return DistillOptions(**{"steps": 10, "batch_size": 8, "blocks_per_sequence": 4, **changes})
+    return DistillOptions(**{"steps": 10, "batch_size": 8, "blocks_per_sequence": 4, "precision": "32-true", **changes})
 
 
 def make_module(**changes) -> Distillation:

@@ -20,6 +20,7 @@ from workbench.corpus.responses import Corpus, load_corpus
 from workbench.distill.data import DistillationData
 from workbench.distill.evaluation import draw_evaluation_blocks
 from workbench.distill.module import Distillation
+from workbench.distill.precision import choose_precision, trainer_precision
 from workbench.drafter.layers import build_drafter
 from workbench.drafter.model import Drafter, save_drafter
 from workbench.errors import WorkbenchError
@@ -172,7 +173,7 @@ def _build_trainer(options: DistillOptions, folder: Path, advance: Callable[[int
         devices=options.devices,
         num_nodes=options.nodes,
         strategy=options.strategy,
-        precision=options.precision,
+        precision=trainer_precision(choose_precision(options.precision)),
         max_steps=options.steps,
         max_epochs=-1,
         accumulate_grad_batches=options.accumulate,

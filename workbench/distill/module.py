@@ -16,6 +16,7 @@ from torch import Tensor
 from workbench.distill.evaluation import match_slots
 from workbench.distill.losses import RowLosses, position_weights, row_losses, weighted_mean
 from workbench.distill.metrics import EstimatedAcceptance
+from workbench.distill.precision import Bfloat16Copy, choose_precision
 from workbench.drafter.blocks import UNSUPERVISED, BlockBatch, hidden_rows, lay_out
 from workbench.drafter.model import Drafter
 from workbench.errors import WorkbenchError
@@ -31,6 +32,8 @@ class Terms:
     autoregressive: Tensor
     hidden_BALD: Tensor
     labels_BAL: Tensor
+    model: Any
+    """What computed them: its head belongs to the hidden states."""
 
 
 class Distillation(lightning.LightningModule):
@@ -41,8 +44,10 @@ class Distillation(lightning.LightningModule):
     def __init__(self, drafter: Drafter, target: Target, options: DistillOptions, draft_length: int):
         super().__init__()
         self.model = drafter.model
+        self.computes_in_bfloat16 = choose_precision(options.precision) == "bf16-true"
         # A plain attribute would make the target a submodule, and its weights part of every checkpoint.
-        object.__setattr__(self, "target_model", target.model)
+        target_model = Bfloat16Copy(target.model) if self.computes_in_bfloat16 else target.model
+        object.__setattr__(self, "target_model", target_model)
         self.spec = drafter.spec
         self.options = options
         self.vocab_size = min(_vocab_rows(drafter.model), _vocab_rows(target.model))
@@ -84,7 +89,8 @@ class Distillation(lightning.LightningModule):
         """Both loss terms of a batch, from one pass of the drafter and one clean pass of the target."""
         options = self.options
         block_pass = lay_out(batch, self.spec)
-        clean_BTD, hidden_BALD = hidden_rows(self.model, block_pass)
+        model = Bfloat16Copy(self.model) if self.computes_in_bfloat16 else self.model
+        clean_BTD, hidden_BALD = hidden_rows(model, block_pass)
         target_BTD = self._target_hidden(batch)
         labels_BAL = block_pass.labels_BAL
         is_labelled_BAL = labels_BAL != UNSUPERVISED
@@ -95,6 +101,7 @@ class Distillation(lightning.LightningModule):
         position_BAL = batch.starts_BA[..., None] + slot_L
         sequence_R = sequence_BA1.expand_as(position_BAL)[is_labelled_BAL]
         rows = self._row_losses(
+            model,
             hidden_BALD[is_labelled_BAL],
             labels_BAL[is_labelled_BAL],
             None if target_BTD is None else target_BTD[sequence_R, position_BAL[is_labelled_BAL]],
@@ -107,24 +114,31 @@ class Distillation(lightning.LightningModule):
         denoising = weighted_mean(rows.loss_R, weight_NL.view_as(logprob_BAL)[is_labelled_BAL])
 
         if options.autoregressive == "off":
-            return Terms(denoising, torch.zeros_like(denoising), hidden_BALD, labels_BAL)
+            return Terms(denoising, torch.zeros_like(denoising), hidden_BALD, labels_BAL, model)
         is_response_BT = next_token_is_response(batch)
         clean_rows = self._row_losses(
+            model,
             clean_BTD[:, :-1][is_response_BT],
             batch.tokens_BT[:, 1:][is_response_BT],
             None if target_BTD is None else target_BTD[:, :-1][is_response_BT],
             options.autoregressive,
             cross_entropy_weight=0.0,
         )
-        return Terms(denoising, clean_rows.loss_R.mean(), hidden_BALD, labels_BAL)
+        return Terms(denoising, clean_rows.loss_R.mean(), hidden_BALD, labels_BAL, model)
 
     def _row_losses(
-        self, hidden_RD: Tensor, labels_R: Tensor, target_RD: Tensor | None, kind: Any, cross_entropy_weight: float
+        self,
+        model: Any,
+        hidden_RD: Tensor,
+        labels_R: Tensor,
+        target_RD: Tensor | None,
+        kind: Any,
+        cross_entropy_weight: float,
     ) -> RowLosses:
         return row_losses(
             hidden_RD,
             labels_R,
-            self.model.get_output_embeddings(),
+            model.get_output_embeddings(),
             target_RD,
             self.target_model.get_output_embeddings(),
             kind,
@@ -230,7 +244,7 @@ class Distillation(lightning.LightningModule):
         terms = self.terms(batch)
         self._sums += torch.stack([terms.denoising, terms.autoregressive]).double().cpu()
         self._num_batches += 1
-        matches_BAL = match_slots(self.model, self.spec, terms.labels_BAL, terms.hidden_BALD)
+        matches_BAL = match_slots(terms.model, self.spec, terms.labels_BAL, terms.hidden_BALD)
         is_labelled_BAL = terms.labels_BAL != UNSUPERVISED
         is_there_BA = batch.starts_BA >= 0
         for name, is_kind_BA in (("anchored", ~batch.masks_anchor_BA), ("masked", batch.masks_anchor_BA)):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.drafter.attention import BlockVisibility, additive, attending_by_block, block_visibility
 from workbench.drafter.model import DrafterSpec
 from workbench.drafter.visibility import PADDING, Rows, block_rows, clean_rows, visible_mask
 
@@ -54,12 +55,23 @@ class BlockPass:
 
     input_ids_BR: Tensor
     position_ids_BR: Tensor
-    visible_B1RR: Tensor
-    """Boolean: query row (third dimension) sees key row (last)."""
+    rows: Rows
+    causal_blocks: bool
     labels_BAL: Tensor
     """Token that the slot predicts, or UNSUPERVISED."""
     num_clean: int
     """T: rows of the pass before the first block."""
+
+    @property
+    def visible_B1RR(self) -> Tensor:
+        """Boolean, in the shape that `transformers` takes: query row (third dimension) sees key row (last)."""
+        return visible_mask(self.rows, self.rows, self.causal_blocks)[:, None]
+
+    @property
+    def visibility(self) -> BlockVisibility:
+        """The same without the pairs of rows that never see one another."""
+        clean, blocks = self.rows.split(self.num_clean)
+        return block_visibility(clean, blocks, self.labels_BAL.shape[-1], self.causal_blocks)
 
 
 def stack_sequences(
@@ -118,7 +130,8 @@ def lay_out(batch: BlockBatch, spec: DrafterSpec) -> BlockPass:
     return BlockPass(
         input_ids_BR=torch.cat([tokens_BT, block_ids_BAL.flatten(1)], 1),
         position_ids_BR=rows.position.clamp_min(0),
-        visible_B1RR=visible_mask(rows, rows, spec.block_attention == "causal")[:, None],
+        rows=rows,
+        causal_blocks=spec.block_attention == "causal",
         labels_BAL=torch.where(is_labelled_BAL, labels_BAL, UNSUPERVISED),
         num_clean=num_clean,
     )
@@ -130,11 +143,14 @@ def hidden_rows(model: Any, block_pass: BlockPass) -> tuple[Tensor, Tensor]:
     Returns:
         hidden_BTD of the clean rows and hidden_BALD of the block rows.
     """
-    hidden_BRD = model.base_model(
-        input_ids=block_pass.input_ids_BR,
-        attention_mask=block_pass.visible_B1RR,
-        position_ids=block_pass.position_ids_BR,
-        use_cache=False,
-    ).last_hidden_state
+    bias = additive(block_pass.visibility, model.dtype)
+    with attending_by_block(model):
+        hidden_BRD = model.base_model(
+            input_ids=block_pass.input_ids_BR,
+            attention_mask=bias[0][:, 0],  # so that the model makes no mask of its own
+            position_ids=block_pass.position_ids_BR,
+            use_cache=False,
+            block_bias=bias,
+        ).last_hidden_state
     clean_BTD, blocks_BRD = hidden_BRD.split([block_pass.num_clean, hidden_BRD.shape[1] - block_pass.num_clean], dim=1)
     return clean_BTD, blocks_BRD.unflatten(1, block_pass.labels_BAL.shape[1:])

@@ -38,6 +38,11 @@ class Rows:
             torch.cat([part.block_start for part in parts], -1),
         )
 
+    def split(self, count: int) -> "tuple[Rows, Rows]":
+        """The first `count` rows, and the rest."""
+        fields = (self.position, self.block, self.block_start)
+        return Rows(*(field[..., :count] for field in fields)), Rows(*(field[..., count:] for field in fields))
+
 
 def is_visible(
     query_position: Tensor,

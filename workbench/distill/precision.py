@@ -1,0 +1,49 @@
+"""In which precision a training computes: weights, gradients and optimizer always stay float32."""
+
+from typing import Any
+
+import torch
+from torch.func import functional_call
+
+from workbench.distill.losses import Head
+
+
+def choose_precision(precision: str) -> str:
+    """`auto` is `bf16-true` where the hardware multiplies bfloat16 matrices, else `32-true`."""
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16-true" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    return "bf16-true" if torch.cpu.get_capabilities().get("amx_bf16", False) else "32-true"
+
+
+def trainer_precision(precision: str) -> Any:
+    """What Lightning is told: the casts of `bf16-true` are ours, or the weights themselves would be rounded."""
+    return "32-true" if precision == "bf16-true" else precision
+
+
+class Bfloat16Copy:
+    """Stands in for a causal LM: its weights as they are now, in bfloat16; gradients reach the weights themselves.
+
+    Unlike autocast it keeps activations between matrix products in bfloat16 too: half the memory traffic.
+    """
+
+    dtype = torch.bfloat16
+
+    def __init__(self, model: Any):
+        self.config = model.config
+        self._base, self._head = model.base_model, model.get_output_embeddings()
+        # By identity: a head that is tied to the embedding shares its copy.
+        copies = {id(weight): weight.to(torch.bfloat16) for weight in model.parameters()}
+        self._base_weights, self._head_weights = (
+            {name: copies[id(weight)] for name, weight in module.named_parameters(remove_duplicate=False)}
+            for module in (self._base, self._head)
+        )
+
+    def base_model(self, **inputs: Any) -> Any:
+        """The model without its head."""
+        return functional_call(self._base, self._base_weights, kwargs=inputs)
+
+    def get_output_embeddings(self) -> Head:
+        """The head."""
+        return lambda hidden_RD: functional_call(self._head, self._head_weights, (hidden_RD,))
