@@ -200,6 +200,10 @@ class PruneOptions:
     """Retained acceptance length that a winner's lower 95 % bound must reach."""
     decode_prompts: PositiveInt = 64
     """Held-out prompts that healed candidates decode for real."""
+    draft_lengths: list[PositiveInt] = field(default_factory=list)
+    """Draft lengths that the winner is tried with; empty: decode.draft_length alone."""
+    hypothesis_budgets: list[NonNegativeInt] = field(default_factory=list)
+    """Values of decode.max_hypotheses that the winner is tried with; empty: the recipe's alone."""
     max_minutes: PositiveFloat | None = None
     """No new evaluation and no further healing starts after this; the best so far is finished."""
     storage: str | None = None

@@ -19,6 +19,7 @@ def make_workforce(corpus_folder, planted_folder, scores, workers=1, seed=0) -> 
         seed=seed,
         draft_length=DRAFT_LENGTH,
         cache_folder=scores,
+        dtype="float32",
         device="cpu",
     )
     return Workforce(settings, workers)

@@ -82,6 +82,7 @@ def compare_searches(
             seed=_JUDGING_SEED,
             draft_length=recipe.decode.draft_length,
             cache_folder=folder / "scores",
+            dtype=recipe.decode.drafter_dtype,
             device=str(choose_device(recipe.target.device)),
         )
         judge = settings.build()

@@ -46,6 +46,12 @@ def check_request(recipe: Recipe, layers: Sequence[int]) -> None:
             )
     if len(set(options.drop_layers)) < len(options.drop_layers):
         problems.append(f"prune.drop_layers is {options.drop_layers}: name each number of layers once")
+    too_long = [length for length in options.draft_lengths if length > recipe.drafter.block_size]
+    if too_long:
+        problems.append(
+            f"prune.draft_lengths is {options.draft_lengths}, but a block of drafter.block_size "
+            f"{recipe.drafter.block_size} predicts no more tokens than it has"
+        )
     if options.finalists > options.trials:
         problems.append(f"prune.finalists is {options.finalists}, but prune.trials {options.trials} tries fewer")
     if problems:

@@ -41,6 +41,8 @@ class SearchRecord:
     results: list[Result]
     chosen: Result
     reason: str
+    settings: dict[str, Any] | None
+    """Decoding settings of the winner; see `settings.tune_settings`."""
     seconds: dict[str, float]
     """By phase, interruptions apart; `total` with what interrupted searches spent."""
     workers: int
@@ -82,6 +84,7 @@ def build_result(record: SearchRecord) -> dict[str, Any]:
             "reason": record.reason,
             "lineage": _lineage(record),
         },
+        "decode": record.settings,
         "seconds": record.seconds,
         "workers": record.workers,
     }

@@ -83,6 +83,7 @@ class BlockScorer:
         seed: Of the blocks: the same seed and samples give the same blocks for every drafter.
         draft_length: Slots that count.
         cache_folder: Where scores are kept.
+        dtype: Precision of the drafter, as it will decode.
         device: Where the drafter runs.
     """
 
@@ -93,16 +94,18 @@ class BlockScorer:
         seed: int,
         draft_length: int,
         cache_folder: Path,
-        device: torch.device | str = "cpu",
+        dtype: str = "float32",
+        device: str = "cpu",
     ) -> None:
-        self.drafter = load_drafter(folder, device=str(device))
+        self.drafter = load_drafter(folder, dtype, device)
         self.draft_length = draft_length
         self.cache_folder = cache_folder
         batches = draw_evaluation_blocks(samples, RUNGS[-1] // 2, seed).batches
         # Batches come sorted by length; shuffled, the first ones are a fair sample of all.
         random.Random(f"rungs {seed}").shuffle(batches)
         self.blocks = EvaluationBlocks(batches)
-        self.content = fingerprint([drafter_fingerprint(folder), draft_length, [_describe(batch) for batch in batches]])
+        blocks = [_describe(batch) for batch in batches]
+        self.content = fingerprint([drafter_fingerprint(folder), dtype, draft_length, blocks])
         self.num_evaluations = 0
         """Sets that were scored here rather than found in the cache."""
 

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from workbench.console import console
 from workbench.corpus.responses import load_corpus
@@ -23,10 +24,11 @@ from workbench.prune.finalists import CALIBRATION_PROMPTS, choose, measure_candi
 from workbench.prune.healing import Candidate, heal
 from workbench.prune.latency import measure_pass_times
 from workbench.prune.page import PAGE_FILE, render_page
-from workbench.prune.ranking import Ranking, rank_sets
+from workbench.prune.ranking import CLAIMS, Ranking, rank_sets
 from workbench.prune.request import check_request, droppable_layers
 from workbench.prune.result import Estimated, SearchRecord, build_result
-from workbench.prune.scoring import RUNGS, drafter_fingerprint
+from workbench.prune.scoring import RUNGS, BlockScores, drafter_fingerprint
+from workbench.prune.settings import tune_settings
 from workbench.prune.storage import default_storage, open_storage, sole_search
 from workbench.prune.workforce import ScorerSettings, Workforce
 from workbench.recipe import Recipe
@@ -113,18 +115,16 @@ class _Search:
 
     def run(self) -> None:
         """From the first score to the winner."""
-        kept_layers = read_spec(self.unpruned.folder).kept_layers
-        self.droppable = droppable_layers(self.recipe, kept_layers)
-        with self._workforce(self.unpruned) as workforce:
-            self.reference = workforce.scorer.scores((), len(RUNGS) - 1)
-            lengths = self.reference.acceptance_lengths()
-            console.print(
-                f"unpruned: {len(kept_layers)} layers, estimated acceptance length {lengths['anchored']:.2f} anchored, "
-                f"{lengths['masked']:.2f} masked"
-            )
-            if not self.options.layers_per_round:
-                for num_dropped in self.options.drop_layers:
-                    self._rank(workforce, num_dropped, self.unpruned)
+        spec = read_spec(self.unpruned.folder)
+        self.droppable = droppable_layers(self.recipe, spec.kept_layers)
+        self.reference = self._estimate(self.unpruned)
+        lengths = self.reference.acceptance_lengths()
+        console.print(
+            f"unpruned: {len(spec.kept_layers)} layers, estimated acceptance length {lengths['anchored']:.2f} "
+            f"anchored, {lengths['masked']:.2f} masked"
+        )
+        if not self.options.layers_per_round:
+            self._rank(self.unpruned, self.options.drop_layers)
         self.budget.end_phase("studies")
         self.target = load_target(self.recipe.target)
         best = self._drop_progressively() if self.options.layers_per_round else self._heal_each()
@@ -133,12 +133,13 @@ class _Search:
         most_dropped = max((entry.candidate.dropped for entry in best), key=len)
         times = measure_pass_times(self.target, self.unpruned.folder, most_dropped, self.recipe.decode)
         results = measure_candidates(finalists, self.target, prompts, self.recipe)
-        self.budget.end_phase("decoding")
         chosen, reason = choose(results, self.options.retained_threshold)
         console.print(reason)
+        settings = self._tune(chosen.candidate, prompts)
+        self.budget.end_phase("decoding")
         record = SearchRecord(
             recipe=self.recipe,
-            spec=read_spec(self.unpruned.folder),
+            spec=spec,
             num_blocks=len(self.reference.emitted_N),
             unpruned_lengths=lengths,
             rankings=self.rankings,
@@ -147,6 +148,7 @@ class _Search:
             results=results,
             chosen=chosen,
             reason=reason,
+            settings=settings,
             seconds=self.budget.seconds,
             workers=self.workers,
         )
@@ -155,32 +157,43 @@ class _Search:
         write_text(self.folder / PAGE_FILE, render_page(result))
         write_json(self.folder / SEARCH_FILE, result)
 
-    def _workforce(self, candidate: Candidate) -> Workforce:
-        settings = ScorerSettings(
+    def _tune(self, winner: Candidate, prompts: list[list[int]]) -> dict[str, Any] | None:
+        """Settings of the winner, if the recipe asks for others than its own."""
+        if not (self.options.draft_lengths or self.options.hypothesis_budgets) or not self.budget.allows(0):
+            return None
+        return tune_settings(winner.folder, self.target, prompts, self.recipe, self.storage, self.folder / CLAIMS)
+
+    def _scorer_settings(self, candidate: Candidate) -> ScorerSettings:
+        return ScorerSettings(
             drafter_folder=candidate.folder,
             corpus_folder=self.corpus_folder,
             samples=(self.num_reserved, len(self.corpus.held_out)),
             seed=self.recipe.seed,
             draft_length=self.recipe.decode.draft_length,
             cache_folder=self.folder / "scores",
+            dtype=self.recipe.decode.drafter_dtype,
             device=str(choose_device(self.recipe.target.device)),
         )
-        return Workforce(settings, self.workers)
 
-    def _rank(self, workforce: Workforce, num_dropped: int, before: Candidate) -> Ranking:
-        ranking = rank_sets(
-            workforce,
-            self.recipe,
-            [layer for layer in self.droppable if layer not in before.dropped],
-            num_dropped,
-            self.storage,
-            self.folder,
-            self.budget.deadline_s(STUDY_SHARE),
-            before.dropped,
-        )
-        self.rankings.append(ranking)
-        self.budget.save()
-        return ranking
+    def _estimate(self, candidate: Candidate) -> BlockScores:
+        return self._scorer_settings(candidate).build().scores((), len(RUNGS) - 1)
+
+    def _rank(self, before: Candidate, numbers: Sequence[int]) -> None:
+        """Adds a ranking for each number of further layers."""
+        with Workforce(self._scorer_settings(before), self.workers) as workforce:
+            for num_dropped in numbers:
+                ranking = rank_sets(
+                    workforce,
+                    self.recipe,
+                    [layer for layer in self.droppable if layer not in before.dropped],
+                    num_dropped,
+                    self.storage,
+                    self.folder,
+                    self.budget.deadline_s(STUDY_SHARE),
+                    before.dropped,
+                )
+                self.rankings.append(ranking)
+                self.budget.save()
 
     def _heal_found(self, before: Candidate, ranking: Ranking, rank: int) -> Estimated:
         found = ranking.found[rank]
@@ -190,7 +203,7 @@ class _Search:
         """Heals and estimates anew: what a set retains before healing says little about what it retains after."""
         folder = self.folder / "healed"
         candidate = heal(before, removed, trial, steps, self.target, self.corpus, self.recipe, folder)
-        scores = self._workforce(candidate).scorer.scores((), len(RUNGS) - 1)
+        scores = self._estimate(candidate)
         entry = Estimated(candidate, scores.acceptance_lengths(), scores.retained(self.reference))
         console.print(
             f"{candidate.name}: {entry.retained.value:.1%} of the estimated acceptance length after healing "
@@ -215,8 +228,8 @@ class _Search:
         goal, before, best = max(self.options.drop_layers), self.unpruned, []
         while len(before.dropped) < goal and (not best or self._has_time_to_heal()):
             num_dropped = min(self.options.layers_per_round, goal - len(before.dropped))
-            with self._workforce(before) as workforce:
-                ranking = self._rank(workforce, num_dropped, before)
+            self._rank(before, [num_dropped])
+            ranking = self.rankings[-1]
             num_healed = min(self.options.finalists, len(ranking.found))
             entries = [self._heal_found(before, ranking, rank) for rank in range(num_healed)]
             best.append(max(entries, key=lambda entry: entry.retained.value))

@@ -4,7 +4,6 @@ A worker that dies takes its pool down; its trials are queued again, a new pool 
 scored is scored twice.
 """
 
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -45,13 +44,14 @@ class ScorerSettings:
     seed: int
     draft_length: int
     cache_folder: Path
+    dtype: str
     device: str
 
     def build(self) -> BlockScorer:
         """Loads the drafter and draws the blocks."""
         samples = load_corpus(self.corpus_folder).held_out.select(range(*self.samples))
         return BlockScorer(
-            self.drafter_folder, samples, self.seed, self.draft_length, self.cache_folder, torch.device(self.device)
+            self.drafter_folder, samples, self.seed, self.draft_length, self.cache_folder, self.dtype, self.device
         )
 
 
@@ -129,10 +129,6 @@ class Workforce:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
-
-    def for_drafter(self, folder: Path) -> "Workforce":
-        """The same processes' worth of work on another drafter."""
-        return Workforce(dataclasses.replace(self.settings, drafter_folder=folder), self.num_workers)
 
 
 _own_scorer: BlockScorer | None = None
