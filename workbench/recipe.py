@@ -129,6 +129,10 @@ class DistillOptions:
     """Forwards per optimizer step."""
     blocks_per_sequence: PositiveInt = 12
     """Blocks drawn per sequence and step."""
+    teacher: Literal["online", "cache"] = "online"
+    """online: the target runs in every step; cache: its top-k log-probabilities are written to disk first."""
+    teacher_top_k: PositiveInt = 64
+    """Tokens per position that a cache keeps; the others count together."""
     masked_anchor_fraction: ClosedUnitInterval = 0.35
     """Share of blocks whose anchor is masked too."""
     learning_rate: PositiveFloat = 6e-4

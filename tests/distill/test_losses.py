@@ -5,7 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.distill.losses import cross_entropy, divergence, position_weights, row_losses, weighted_mean
+from workbench.distill.losses import (
+    FullRows,
+    TopRows,
+    cross_entropy,
+    divergence,
+    position_weights,
+    row_losses,
+    weighted_mean,
+)
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "total_variation")
 
@@ -53,7 +61,7 @@ def test_chunks_change_neither_losses_nor_gradients(kind):
     head, target_head = torch.nn.Linear(6, 12, bias=False), torch.nn.Linear(5, 11, bias=False)
     results = []
     for chunk_logits in (10**6, 44, 1):
-        rows = row_losses(hidden, labels, head, target_hidden, target_head, kind, 0.5, 11, chunk_logits)
+        rows = row_losses(hidden, labels, head, FullRows(target_hidden, target_head), kind, 0.5, 11, chunk_logits)
         gradients = torch.autograd.grad(rows.loss_R.square().sum(), [hidden, head.weight])
         results.append((rows.loss_R, rows.label_logprob_R, *gradients))
     for other in results[1:]:
@@ -66,12 +74,64 @@ def test_row_losses_against_their_definition(kind):
     torch.manual_seed(0)
     hidden, target_hidden, labels = torch.randn(9, 6), torch.randn(9, 5), torch.randint(10, (9,))
     head, target_head = torch.nn.Linear(6, 12), torch.nn.Linear(5, 10)
-    rows = row_losses(hidden, labels, head, target_hidden, target_head, kind, 0.5, 10)
+    rows = row_losses(hidden, labels, head, FullRows(target_hidden, target_head), kind, 0.5, 10)
     logits = head(hidden)[:, :10]
     label_loss = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
     expected = divergence(kind, logits.log_softmax(-1), target_head(target_hidden).log_softmax(-1)) + 0.5 * label_loss
     torch.testing.assert_close(rows.loss_R, expected)
     torch.testing.assert_close(rows.label_logprob_R, -label_loss)
+
+
+def top_rows(logprobs_RV: torch.Tensor, top_k: int) -> TopRows:
+    logprobs_RK, ids_RK = logprobs_RV.topk(top_k)
+    rest_R = logprobs_RV.scatter(1, ids_RK, -torch.inf).logsumexp(-1)
+    return TopRows(ids_RK, logprobs_RK, rest_R)
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_the_most_probable_tokens_are_all_of_them_where_none_is_left_out(kind):
+    q = torch.randn(5, 12, dtype=torch.float64, requires_grad=True)
+    p = torch.randn(5, 12, dtype=torch.float64).log_softmax(-1)
+    full = divergence(kind, q.log_softmax(-1), p)
+    top = divergence(kind, *top_rows(p, 12).pair(q.log_softmax(-1)))
+    torch.testing.assert_close(top, full)
+    for of_top, of_full in zip(*(torch.autograd.grad(loss.sum(), q) for loss in (top, full)), strict=True):
+        torch.testing.assert_close(of_top, of_full)
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_the_rest_counts_as_one_outcome(kind):
+    """Reference: both distributions with the tail's tokens merged by hand."""
+    q, p = (torch.randn(5, 12, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    order = p.argsort(-1, descending=True)
+    merged = []
+    for distribution in (q, p):
+        sorted_probs = distribution.exp().gather(1, order)
+        merged.append(torch.cat([sorted_probs[:, :4], sorted_probs[:, 4:].sum(-1, keepdim=True)], 1).log())
+    top = divergence(kind, *top_rows(p, 4).pair(q))
+    torch.testing.assert_close(top, divergence(kind, *merged))
+    assert (top <= divergence(kind, q, p) + 1e-12).all()
+    assert (top > 0).all()
+
+
+def test_mass_that_is_left_out_pulls_on_the_drafter():
+    """A drafter that puts everything on the kept tokens is wrong by the mass of the rest."""
+    p = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    q = torch.tensor([[4.0, 3.0, -9.0, -9.0]], requires_grad=True)
+    divergence("forward_kl", *top_rows(p, 2).pair(q.log_softmax(-1))).sum().backward()
+    assert q.grad is not None
+    assert (q.grad[0, 2:] < 0).all()  # descending raises the tail
+    agreeing = torch.tensor([[0.4, 0.3, 0.05, 0.25]]).log()
+    assert divergence("forward_kl", *top_rows(p, 2).pair(agreeing)).item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_chunks_of_the_most_probable_tokens(kind):
+    hidden, labels = torch.randn(23, 6), torch.randint(11, (23,))
+    head = torch.nn.Linear(6, 11, bias=False)
+    top = top_rows(torch.randn(23, 11).log_softmax(-1), 3)
+    whole, chunked = (row_losses(hidden, labels, head, top, kind, 0.5, 11, size).loss_R for size in (10**6, 44))
+    torch.testing.assert_close(chunked, whole)
 
 
 def test_few_logits_are_held_at_once():
@@ -83,7 +143,7 @@ def test_few_logits_are_held_at_once():
         return hidden_RD @ weight
 
     weight, hidden = torch.randn(6, 100, requires_grad=True), torch.randn(50, 6, requires_grad=True)
-    rows = row_losses(hidden, torch.zeros(50, dtype=torch.long), head, None, None, "cross_entropy", 0, 100, 700)
+    rows = row_losses(hidden, torch.zeros(50, dtype=torch.long), head, None, "cross_entropy", 0, 100, 700)
     rows.loss_R.sum().backward()
     assert max(heights) == 7
     assert sum(heights) == 100  # every row once for its loss and once more for its gradient
@@ -104,3 +164,9 @@ def test_weighted_mean():
     loss = torch.tensor([1.0, 3.0, 100.0])
     assert weighted_mean(loss, torch.tensor([1.0, 3.0, 0.0])) == 2.5
     assert weighted_mean(loss, torch.zeros(3)) == 0
+
+
+def test_weighted_means_of_parts_average_to_the_mean_of_the_whole():
+    loss, weight = torch.randn(7), torch.rand(7)
+    shares = [weighted_mean(loss[part], weight[part], weight.sum() / 2) for part in (slice(0, 3), slice(3, 7))]
+    torch.testing.assert_close(torch.stack(shares).mean(), weighted_mean(loss, weight))

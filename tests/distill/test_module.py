@@ -35,7 +35,7 @@ def test_terms_equal_those_of_single_sequences_and_blocks(corpus, denoising, aut
     module = make_module(denoising=denoising, autoregressive=autoregressive, position_weights="exponential")
     batch = make_data(corpus).batch(3)
     terms = module.terms(batch)
-    drafter, target, options = module.model, module.target_model, module.options
+    drafter, target, options = module.model, module.online_teacher.model, module.options
     total, weights, clean = 0.0, 0.0, []
     for index, tokens in enumerate(batch.tokens_BT.tolist()):
         prompt, length = int(batch.prompt_lengths_B[index]), int(batch.lengths_B[index])
@@ -76,9 +76,8 @@ def test_terms_equal_those_of_single_sequences_and_blocks(corpus, denoising, aut
 
 def test_the_target_is_in_no_checkpoint():
     module = make_module()
-    assert not any(
-        parameter is weight for parameter in module.target_model.parameters() for weight in module.parameters()
-    )
+    target_weights = module.online_teacher.model.parameters()
+    assert not any(parameter is weight for parameter in target_weights for weight in module.parameters())
     assert all(name.startswith(("model.", "acceptance.")) for name in module.state_dict())
 
 

@@ -21,6 +21,9 @@ from workbench.distill.data import DistillationData
 from workbench.distill.evaluation import draw_evaluation_blocks
 from workbench.distill.module import Distillation
 from workbench.distill.precision import choose_precision, trainer_precision
+from workbench.distill.processes import choose_strategy, count_processes
+from workbench.distill.teacher import looks_at_target
+from workbench.distill.teacher_cache import TeacherCache, plan_cache
 from workbench.drafter.layers import build_drafter
 from workbench.drafter.model import Drafter, save_drafter
 from workbench.errors import WorkbenchError
@@ -30,6 +33,8 @@ from workbench.targets import Target, load_target
 
 CHECKPOINTS = "checkpoints"
 """Folder of a training's checkpoints, inside its own."""
+TEACHER_CACHE = "teacher"
+"""Folder of the target's distributions, beside that of the training: other trainings on the corpus read it too."""
 NUM_VALIDATION_STARTS = 512
 """Held-out places at which a training is validated, each with a known and a masked anchor."""
 
@@ -109,8 +114,19 @@ def fit_drafter(
     drafter.model.requires_grad_(True).train()
     if options.checkpoint_activations:
         drafter.model.gradient_checkpointing_enable({"use_reentrant": False})
-    data = DistillationData(corpus.train, held_out, options, seed)
-    module = Distillation(drafter, target, options, draft_length)
+    num_processes = count_processes(options)
+    if len(corpus.train) < num_processes:
+        raise WorkbenchError(
+            f"{num_processes} processes cannot share {len(corpus.train)} training responses: write more, or lower "
+            "distill.devices or distill.nodes"
+        )
+    # Batches are cut for all processes together: what is trained on does not depend on their number.
+    shared_options = dataclasses.replace(options, batch_size=options.batch_size * num_processes)
+    data = DistillationData(corpus.train, held_out, shared_options, seed)
+    cache = None
+    if options.teacher == "cache" and looks_at_target(options):
+        cache = _open_cache(drafter, target, corpus, options, folder.parent / TEACHER_CACHE)
+    module = Distillation(drafter, target, options, draft_length, cache)
     last_checkpoint = folder / CHECKPOINTS / "last.ckpt"
     with _silent_lightning(), progress("distilling, per cent", total=100) as advance:
         trainer = _build_trainer(options, folder, advance)
@@ -123,6 +139,16 @@ def fit_drafter(
         drafter.model.gradient_checkpointing_disable()
     drafter.model.requires_grad_(False).eval()
     return build_report(module)
+
+
+def _open_cache(
+    drafter: Drafter, target: Target, corpus: Corpus, options: DistillOptions, folder: Path
+) -> TeacherCache:
+    vocab_size = min(model.get_output_embeddings().weight.shape[0] for model in (drafter.model, target.model))
+    in_bfloat16 = choose_precision(options.precision) == "bf16-true"
+    return TeacherCache(
+        folder, corpus, plan_cache(corpus, target.fingerprint, vocab_size, options.teacher_top_k, in_bfloat16)
+    )
 
 
 def build_report(module: Distillation) -> FitReport:
@@ -172,7 +198,8 @@ def _build_trainer(options: DistillOptions, folder: Path, advance: Callable[[int
         accelerator="auto",
         devices=options.devices,
         num_nodes=options.nodes,
-        strategy=options.strategy,
+        strategy=choose_strategy(options),
+        use_distributed_sampler=False,  # a batch is divided by the module, held-out blocks are not
         precision=trainer_precision(choose_precision(options.precision)),
         max_steps=options.steps,
         max_epochs=-1,

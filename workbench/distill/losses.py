@@ -2,7 +2,8 @@
 
 The drafter's logits are q, the target's p. Every divergence is taken over the vocabulary rows that both models have.
 
-Dimensions: R row, V vocabulary, D width, N block, L slot of a block.
+Dimensions: R row, V vocabulary, K most probable tokens of a row, X outcomes that are told apart, D width, N block,
+L slot of a block.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,63 @@ CHUNK_LOGITS = 1 << 26
 
 
 @dataclass(frozen=True)
+class FullRows:
+    """The target's hidden states of rows, from which their whole distributions follow."""
+
+    hidden_RD: Tensor
+    head: Head
+    """The target's output layer."""
+
+    def split(self, num_rows: int) -> list["FullRows"]:
+        """The same in parts of at most `num_rows` rows."""
+        return [FullRows(part_RD, self.head) for part_RD in self.hidden_RD.split(num_rows)]
+
+    @torch.no_grad()
+    def logprobs_RV(self, vocab_size: int) -> Tensor:
+        """Log-probabilities of every token."""
+        return self.head(self.hidden_RD)[:, :vocab_size].float().log_softmax(-1)
+
+    def pair(self, logprobs_RV: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-probabilities of q and of p of every token."""
+        return logprobs_RV, self.logprobs_RV(logprobs_RV.shape[1])
+
+
+@dataclass(frozen=True)
+class TopRows:
+    """What is left of the target's distribution of rows: its most probable tokens, and all others together.
+
+    Divergences are taken over these K + 1 outcomes: never more than over all tokens, equal to it where K is the whole
+    vocabulary, and zero only where q agrees with p on every kept token and on the mass of the rest. So nothing is
+    assumed of how the rest is distributed, and none of its mass is moved to the kept tokens.
+    """
+
+    ids_RK: Tensor
+    logprobs_RK: Tensor
+    rest_logprob_R: Tensor
+    """Of all other tokens together."""
+
+    def split(self, num_rows: int) -> list["TopRows"]:
+        """The same in parts of at most `num_rows` rows."""
+        fields = (self.ids_RK, self.logprobs_RK, self.rest_logprob_R)
+        return [TopRows(*part) for part in zip(*(field.split(num_rows) for field in fields), strict=True)]
+
+    def pair(self, logprobs_RV: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-probabilities of q and of p of every kept token, and of the rest where there is one."""
+        own_RK = logprobs_RV.gather(1, self.ids_RK)
+        if self.ids_RK.shape[1] == logprobs_RV.shape[1]:
+            return own_RK, self.logprobs_RK
+        # Not 1 minus the kept mass: most of the time that would be a difference of almost equal numbers.
+        rest_R = logprobs_RV.scatter(1, self.ids_RK, -torch.inf).logsumexp(-1)
+        return (
+            torch.cat([own_RK, rest_R[:, None]], 1),
+            torch.cat([self.logprobs_RK, self.rest_logprob_R[:, None]], 1),
+        )
+
+
+TargetRows = FullRows | TopRows
+
+
+@dataclass(frozen=True)
 class RowLosses:
     """What a loss says of each row."""
 
@@ -38,21 +96,21 @@ def cross_entropy(logprobs_RV: Tensor, labels_R: Tensor) -> Tensor:
     return -logprobs_RV.gather(1, labels_R[:, None])[:, 0]
 
 
-def divergence(kind: Divergence, logprobs_RV: Tensor, target_logprobs_RV: Tensor) -> Tensor:
+def divergence(kind: Divergence, logprobs_RX: Tensor, target_logprobs_RX: Tensor) -> Tensor:
     """Distance of the drafter's distribution from the target's.
 
     Args:
         kind: `forward_kl` is KL(p || q), `reverse_kl` is KL(q || p), `total_variation` is half the L1 distance: its
             complement is the probability that a draft drawn from q is accepted by rejection sampling.
-        logprobs_RV: log q.
-        target_logprobs_RV: log p, without gradient.
+        logprobs_RX: log q.
+        target_logprobs_RX: log p, without gradient.
     """
     if kind == "forward_kl":
-        return (target_logprobs_RV.exp() * (target_logprobs_RV - logprobs_RV)).sum(-1)
+        return (target_logprobs_RX.exp() * (target_logprobs_RX - logprobs_RX)).sum(-1)
     if kind == "reverse_kl":
-        return (logprobs_RV.exp() * (logprobs_RV - target_logprobs_RV)).sum(-1)
+        return (logprobs_RX.exp() * (logprobs_RX - target_logprobs_RX)).sum(-1)
     if kind == "total_variation":
-        return 0.5 * (logprobs_RV.exp() - target_logprobs_RV.exp()).abs().sum(-1)
+        return 0.5 * (logprobs_RX.exp() - target_logprobs_RX.exp()).abs().sum(-1)
     raise ValueError(f"{kind!r} is no divergence between distributions")
 
 
@@ -60,8 +118,7 @@ def row_losses(
     hidden_RD: Tensor,
     labels_R: Tensor,
     head: Head,
-    target_hidden_RD: Tensor | None,
-    target_head: Head | None,
+    target: TargetRows | None,
     kind: Divergence,
     cross_entropy_weight: float,
     vocab_size: int,
@@ -73,34 +130,30 @@ def row_losses(
         hidden_RD: The drafter's last hidden states.
         labels_R: Tokens to predict.
         head: The drafter's output layer.
-        target_hidden_RD: The target's hidden states of the same rows; not looked at for plain cross-entropy.
-        target_head: The target's output layer.
+        target: The target's distributions of the same rows; not looked at for plain cross-entropy.
         kind: Which divergence; `cross_entropy` is cross-entropy alone, whatever its weight.
         cross_entropy_weight: Weight of cross-entropy beside a divergence.
         vocab_size: Vocabulary rows that both models have.
         chunk_logits: Rows per chunk times vocabulary rows.
     """
 
-    def of_chunk(hidden_RD: Tensor, target_hidden_RD: Tensor | None, labels_R: Tensor) -> tuple[Tensor, Tensor]:
+    def of_chunk(hidden_RD: Tensor, target: TargetRows | None, labels_R: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_RV = head(hidden_RD)[:, :vocab_size].float().log_softmax(-1)
         label_loss_R = cross_entropy(logprobs_RV, labels_R)
         if kind == "cross_entropy":
             return label_loss_R, -label_loss_R.detach()
-        assert target_hidden_RD is not None
-        assert target_head is not None
-        with torch.no_grad():
-            target_logprobs_RV = target_head(target_hidden_RD)[:, :vocab_size].float().log_softmax(-1)
-        loss_R = divergence(kind, logprobs_RV, target_logprobs_RV) + cross_entropy_weight * label_loss_R
+        assert target is not None
+        loss_R = divergence(kind, *target.pair(logprobs_RV)) + cross_entropy_weight * label_loss_R
         return loss_R, -label_loss_R.detach()
 
     chunk_rows = max(1, chunk_logits // vocab_size)
     if len(labels_R) <= chunk_rows:
-        return RowLosses(*of_chunk(hidden_RD, target_hidden_RD, labels_R))
+        return RowLosses(*of_chunk(hidden_RD, target, labels_R))
     num_chunks = -(-len(labels_R) // chunk_rows)
-    target_chunks = [None] * num_chunks if target_hidden_RD is None else target_hidden_RD.split(chunk_rows)
+    target_chunks = [None] * num_chunks if target is None else target.split(chunk_rows)
     parts = [
-        checkpoint(of_chunk, hidden, target_hidden, labels, use_reentrant=False)
-        for hidden, target_hidden, labels in zip(
+        checkpoint(of_chunk, hidden, target_rows, labels, use_reentrant=False)
+        for hidden, target_rows, labels in zip(
             hidden_RD.split(chunk_rows), target_chunks, labels_R.split(chunk_rows), strict=True
         )
     ]
@@ -125,6 +178,13 @@ def position_weights(kind: PositionWeights, label_logprob_NL: Tensor, decay: flo
     return functional.pad(label_logprob_NL.detach()[:, :-1], (1, 0)).cumsum(-1).exp()
 
 
-def weighted_mean(loss: Tensor, weight: Tensor) -> Tensor:
-    """Mean of `loss` under `weight` of the same shape; 0 where all weights are 0."""
-    return (loss * weight).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
+def weighted_mean(loss: Tensor, weight: Tensor, total_weight: Tensor | None = None) -> Tensor:
+    """Mean of `loss` under `weight` of the same shape; 0 where all weights are 0.
+
+    Args:
+        loss: Of each row.
+        weight: Of each row.
+        total_weight: Divides instead of the sum of `weight`.
+    """
+    total_weight = weight.sum() if total_weight is None else total_weight
+    return (loss * weight).sum() / total_weight.clamp_min(torch.finfo(weight.dtype).tiny)

@@ -31,7 +31,8 @@ class EstimatedAcceptance(Metric):
     labels_L: Tensor
 
     def __init__(self, draft_length: int):
-        super().__init__()
+        # Every process of a training judges the same blocks.
+        super().__init__(sync_on_compute=False)
         self.draft_length = draft_length
         self.add_state("num_emitted", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_blocks", torch.tensor(0), dist_reduce_fx="sum")

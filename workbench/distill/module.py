@@ -6,17 +6,20 @@ Dimensions: B sequence, T clean position, A block of a sequence, L slot of a blo
 import dataclasses
 import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import lightning
 import torch
 from torch import Tensor
 
 from workbench.distill.evaluation import match_slots
-from workbench.distill.losses import RowLosses, position_weights, row_losses, weighted_mean
+from workbench.distill.losses import RowLosses, TargetRows, position_weights, row_losses, weighted_mean
 from workbench.distill.metrics import EstimatedAcceptance
 from workbench.distill.precision import Bfloat16Copy, choose_precision
+from workbench.distill.processes import count_processes, sum_over_processes, value_of_first
+from workbench.distill.teacher import OnlineTeacher, looks_at_target
+from workbench.distill.teacher_cache import TeacherCache
 from workbench.drafter.blocks import UNSUPERVISED, BlockBatch, hidden_rows, lay_out
 from workbench.drafter.model import Drafter
 from workbench.errors import WorkbenchError
@@ -24,8 +27,7 @@ from workbench.recipe import DistillOptions
 from workbench.targets import Target
 
 
-@dataclass(frozen=True)
-class Terms:
+class Terms(NamedTuple):
     """Loss terms of a batch; scalars unless noted."""
 
     denoising: Tensor
@@ -37,20 +39,36 @@ class Terms:
 
 
 class Distillation(lightning.LightningModule):
-    """Trains a drafter's weights in place; the frozen target stays out of the module tree and of checkpoints."""
+    """Trains a drafter's weights in place; the frozen target stays out of the module tree and of checkpoints.
 
-    target_model: Any
+    Args:
+        drafter: Trained.
+        target: Learned from.
+        options: The training.
+        draft_length: Slots that the estimated acceptance counts.
+        cache: Where the target's distributions come from, if not from the target in the same step; what it lacks is
+            written before the training starts.
+    """
 
-    def __init__(self, drafter: Drafter, target: Target, options: DistillOptions, draft_length: int):
+    prepare_data_per_node = False
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        target: Target,
+        options: DistillOptions,
+        draft_length: int,
+        cache: TeacherCache | None = None,
+    ):
         super().__init__()
         self.model = drafter.model
         self.computes_in_bfloat16 = choose_precision(options.precision) == "bf16-true"
-        # A plain attribute would make the target a submodule, and its weights part of every checkpoint.
-        target_model = Bfloat16Copy(target.model) if self.computes_in_bfloat16 else target.model
-        object.__setattr__(self, "target_model", target_model)
+        self.online_teacher = OnlineTeacher(target.model, self.computes_in_bfloat16)
+        self.cache = cache
         self.spec = drafter.spec
         self.options = options
-        self.vocab_size = min(_vocab_rows(drafter.model), _vocab_rows(target.model))
+        self.num_processes = count_processes(options)
+        self.vocab_size = min(drafter.model.get_output_embeddings().weight.shape[0], self.online_teacher.vocab_size)
         self.acceptance = torch.nn.ModuleDict(
             {"anchored": EstimatedAcceptance(draft_length), "masked": EstimatedAcceptance(draft_length)}
         )
@@ -64,6 +82,19 @@ class Distillation(lightning.LightningModule):
         self.curve: list[dict[str, float]] = []
         """One point per validation."""
 
+    # Teacher
+
+    def prepare_data(self) -> None:
+        """Writes what the cache lacks; one process does."""
+        if self.cache is not None:
+            self.online_teacher.place(self.trainer.strategy.root_device)
+            self.cache.write(self.online_teacher, self.options.batch_size)
+
+    def setup(self, stage: str) -> None:
+        """Puts the target where it computes; on the host, if it does not."""
+        device = self.trainer.strategy.root_device if self.cache is None else torch.device("cpu")
+        self.online_teacher.place(device)
+
     # Training
 
     def training_step(self, batch: BlockBatch, batch_index: int) -> Tensor:
@@ -73,15 +104,18 @@ class Distillation(lightning.LightningModule):
         loss = terms.denoising + weight * terms.autoregressive
         if not torch.isfinite(loss):
             raise WorkbenchError(self._describe_failure(batch))
-        self.num_clean_tokens += int(batch.lengths_B.sum())
-        self.num_block_rows += int((terms.labels_BAL != UNSUPERVISED).sum())
+        num_block_rows = (terms.labels_BAL != UNSUPERVISED).sum()
+        counts = sum_over_processes(torch.stack([batch.lengths_B.sum(), num_block_rows]), self.num_processes).tolist()
+        self.num_clean_tokens += counts[0]
+        self.num_block_rows += counts[1]
         self.log_dict(
             {
                 "train/loss": loss.detach(),
                 "train/denoising": terms.denoising.detach(),
                 "train/autoregressive": terms.autoregressive.detach(),
                 "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
-            }
+            },
+            sync_dist=True,
         )
         return loss
 
@@ -91,7 +125,7 @@ class Distillation(lightning.LightningModule):
         block_pass = lay_out(batch, self.spec)
         model = Bfloat16Copy(self.model) if self.computes_in_bfloat16 else self.model
         clean_BTD, hidden_BALD = hidden_rows(model, block_pass)
-        target_BTD = self._target_hidden(batch)
+        find_target = self._consult(batch)
         labels_BAL = block_pass.labels_BAL
         is_labelled_BAL = labels_BAL != UNSUPERVISED
 
@@ -104,14 +138,14 @@ class Distillation(lightning.LightningModule):
             model,
             hidden_BALD[is_labelled_BAL],
             labels_BAL[is_labelled_BAL],
-            None if target_BTD is None else target_BTD[sequence_R, position_BAL[is_labelled_BAL]],
+            find_target(sequence_R, position_BAL[is_labelled_BAL]),
             options.denoising,
             options.cross_entropy_weight,
         )
         logprob_BAL = torch.zeros(labels_BAL.shape, device=self.device)
         logprob_BAL[is_labelled_BAL] = rows.label_logprob_R
         weight_NL = position_weights(options.position_weights, logprob_BAL.flatten(0, 1), options.position_decay)
-        denoising = weighted_mean(rows.loss_R, weight_NL.view_as(logprob_BAL)[is_labelled_BAL])
+        denoising = self._mean(rows.loss_R, weight_NL.view_as(logprob_BAL)[is_labelled_BAL])
 
         if options.autoregressive == "off":
             return Terms(denoising, torch.zeros_like(denoising), hidden_BALD, labels_BAL, model)
@@ -120,18 +154,27 @@ class Distillation(lightning.LightningModule):
             model,
             clean_BTD[:, :-1][is_response_BT],
             batch.tokens_BT[:, 1:][is_response_BT],
-            None if target_BTD is None else target_BTD[:, :-1][is_response_BT],
+            find_target(*is_response_BT.nonzero(as_tuple=True)),
             options.autoregressive,
             cross_entropy_weight=0.0,
         )
-        return Terms(denoising, clean_rows.loss_R.mean(), hidden_BALD, labels_BAL, model)
+        autoregressive = self._mean(clean_rows.loss_R, torch.ones_like(clean_rows.loss_R))
+        return Terms(denoising, autoregressive, hidden_BALD, labels_BAL, model)
+
+    def _mean(self, loss_R: Tensor, weight_R: Tensor) -> Tensor:
+        """Weighted mean; of several processes, what each adds to the mean over all rows, times their number.
+
+        Gradients are averaged over processes: so they are those of one process with all rows.
+        """
+        total_weight = sum_over_processes(weight_R.sum(), self.num_processes) / self.num_processes
+        return weighted_mean(loss_R, weight_R, total_weight)
 
     def _row_losses(
         self,
         model: Any,
         hidden_RD: Tensor,
         labels_R: Tensor,
-        target_RD: Tensor | None,
+        target: TargetRows | None,
         kind: Any,
         cross_entropy_weight: float,
     ) -> RowLosses:
@@ -139,24 +182,25 @@ class Distillation(lightning.LightningModule):
             hidden_RD,
             labels_R,
             model.get_output_embeddings(),
-            target_RD,
-            self.target_model.get_output_embeddings(),
+            target,
             kind,
             cross_entropy_weight,
             self.vocab_size,
         )
 
-    @torch.no_grad()
-    def _target_hidden(self, batch: BlockBatch) -> Tensor | None:
-        """The target's hidden states on the clean sequences, unless no loss looks at them."""
-        if self.options.denoising == "cross_entropy" and self.options.autoregressive in ("off", "cross_entropy"):
-            return None
-        # Causal rows never see the padding on their right.
-        return self.target_model.base_model(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
+    def _consult(self, batch: BlockBatch) -> Callable[[Tensor, Tensor], TargetRows | None]:
+        """Gives the target's distributions by sequence and position; None where no loss looks at them."""
+        if not looks_at_target(self.options):
+            return lambda sequence_R, position_R: None
+        if self.cache is not None:
+            return self.cache.consult(batch, is_held_out=not self.training)
+        return self.online_teacher.consult(batch)
 
     @torch.no_grad()
     def _describe_failure(self, batch: BlockBatch) -> str:
         """Names the sequences of a batch whose own loss is not finite."""
+        if self.num_processes > 1:  # the others would have to take part in a pass over each
+            return f"the loss is no number at step {self.global_step}, in samples {batch.samples_B.tolist()}"
         bad = []
         for index, sample in enumerate(batch.samples_B.tolist()):
             one = BlockBatch(*(getattr(batch, field.name)[index : index + 1] for field in dataclasses.fields(batch)))
@@ -189,7 +233,13 @@ class Distillation(lightning.LightningModule):
         by_steps = self.global_step / self.options.steps
         if self.options.max_minutes is None:
             return by_steps
-        return max(by_steps, self.clock.elapsed_s() / (60 * self.options.max_minutes))
+        # Processes must agree on the learning rate and on the end.
+        elapsed_s = value_of_first(self.clock.elapsed_s(), self.num_processes, self.device)
+        return max(by_steps, elapsed_s / (60 * self.options.max_minutes))
+
+    def on_before_batch_transfer(self, batch: BlockBatch, dataloader_idx: int) -> BlockBatch:
+        """Takes this process's share of a training batch; every process judges all held-out blocks."""
+        return batch.part(self.global_rank, self.num_processes) if self.trainer.training else batch
 
     def on_train_start(self) -> None:
         """Starts the clock."""
@@ -349,7 +399,3 @@ def next_token_is_response(batch: BlockBatch) -> Tensor:
     """Boolean (B, T - 1): the clean row predicts a token of the response."""
     position_T = torch.arange(1, batch.tokens_BT.shape[1], device=batch.tokens_BT.device)
     return (position_T >= batch.prompt_lengths_B[:, None]) & (position_T < batch.lengths_B[:, None])
-
-
-def _vocab_rows(model: Any) -> int:
-    return model.get_output_embeddings().weight.shape[0]

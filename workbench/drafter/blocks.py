@@ -48,6 +48,10 @@ class BlockBatch:
         tensors = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return BlockBatch(**{name: tensor.to(device, non_blocking=non_blocking) for name, tensor in tensors.items()})
 
+    def part(self, index: int, num_parts: int) -> "BlockBatch":
+        """Every `num_parts`-th sequence from number `index` on: in a batch sorted by length, parts of like length."""
+        return BlockBatch(*(getattr(self, field.name)[index::num_parts] for field in dataclasses.fields(self)))
+
 
 @dataclass(frozen=True)
 class BlockPass:

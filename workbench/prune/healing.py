@@ -75,6 +75,11 @@ def heal(
         validate_every=min(recipe.distill.validate_every, steps),
         max_minutes=None,
         patience=None,
+        # In this one process, which has the target loaded.
+        teacher="online",
+        devices=1,
+        nodes=1,
+        strategy="auto",
     )
     dropped = tuple(sorted((*before.dropped, *removed)))
     content = fingerprint([drafter_fingerprint(before.folder), dropped, dataclasses.asdict(options), recipe.seed])
