@@ -204,6 +204,9 @@ class PruneOptions:
     """Retained acceptance length that a winner's lower 95 % bound must reach."""
     decode_prompts: PositiveInt = 64
     """Held-out prompts that healed candidates decode for real."""
+    widths: list[OpenUnitInterval] = field(default_factory=list)
+    """Shares of the feed-forward layers' width that drafters are narrowed to, each with studies of its own, besides
+    the full width."""
     draft_lengths: list[PositiveInt] = field(default_factory=list)
     """Draft lengths that the winner is tried with; empty: decode.draft_length alone."""
     hypothesis_budgets: list[NonNegativeInt] = field(default_factory=list)

@@ -4,6 +4,7 @@ import pytest
 
 from tests.prune.conftest import DRAFT_LENGTH, PLANTED, REAL_LAYERS
 from tests.prune.recipes import make_recipe
+from workbench.prune.healing import Candidate
 from workbench.prune.ranking import rank_sets
 from workbench.prune.storage import default_storage
 from workbench.prune.workforce import ScorerSettings, Workforce
@@ -26,7 +27,8 @@ def make_workforce(corpus_folder, planted_folder, scores, workers=1, seed=0) -> 
 
 
 def rank(workforce, folder, recipe, num_dropped=3, droppable=LAYERS, workers=1):
-    return rank_sets(workforce, recipe, droppable, num_dropped, default_storage(folder, workers), folder, None)
+    before = Candidate(dropped=(), folder=workforce.settings.drafter_folder, heal_steps=0, heal_s=0.0)
+    return rank_sets(workforce, recipe, droppable, num_dropped, default_storage(folder, workers), folder, None, before)
 
 
 @pytest.mark.parametrize("seed", range(5))

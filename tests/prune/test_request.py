@@ -12,6 +12,8 @@ from workbench.prune.request import check_request, droppable_layers
         ({"drop_layers": [6], "protect": []}, r"leaves 6: use 1 to 5"),
         ({"drop_layers": [1], "protect": [0, 1, 2, 3, 4, 5]}, "leaves none of the drafter's 6 layers"),
         ({"drop_layers": [1], "protect": [7]}, r"protect is \[7\].*positions -6 to 5"),
+        ({"drop_layers": [2], "widths": [0.5], "layers_per_round": 1}, "widths and prune.layers_per_round exclude"),
+        ({"drop_layers": [2], "draft_lengths": [4, 6]}, r"draft_lengths is \[4, 6\].*block_size 5"),
         ({"drop_layers": [2, 2]}, "name each number of layers once"),
         ({"drop_layers": [1], "finalists": 9, "trials": 3}, r"finalists is 9.*trials 3"),
     ],

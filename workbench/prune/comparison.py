@@ -19,6 +19,7 @@ from workbench.drafter.model import read_spec
 from workbench.files import write_json, write_text
 from workbench.prune.baselines import random_sets
 from workbench.prune.encoding import DropSpace, LayerSet
+from workbench.prune.healing import Candidate
 from workbench.prune.importance import rank_layers
 from workbench.prune.objective import retained_acceptance, retained_difference
 from workbench.prune.ranking import Ranking, rank_sets
@@ -69,14 +70,14 @@ def compare_searches(
         seeds: Repetitions with other blocks and another sampler.
         workers: Processes that evaluate sets of layers.
     """
-    drafter_folder = distill_folder / "drafter"
-    kept_layers = read_spec(drafter_folder).kept_layers
+    unpruned = Candidate(dropped=(), folder=distill_folder / "drafter", heal_steps=0, heal_s=0.0)
+    kept_layers = read_spec(unpruned.folder).kept_layers
     check_request(recipe, kept_layers)
     droppable = droppable_layers(recipe, kept_layers)
     num_held_out = len(load_corpus(corpus_folder).held_out)
     with sole_search(folder):
         settings = ScorerSettings(
-            drafter_folder=drafter_folder,
+            drafter_folder=unpruned.folder,
             corpus_folder=corpus_folder,
             samples=(0, num_held_out // 2),
             seed=_JUDGING_SEED,
@@ -95,7 +96,7 @@ def compare_searches(
             with Workforce(own, workers) as workforce:
                 for count, by_method in chosen.items():
                     storage = default_storage(folder, workers)
-                    ranking = rank_sets(workforce, seeded, droppable, count, storage, folder, None)
+                    ranking = rank_sets(workforce, seeded, droppable, count, storage, folder, None, unpruned)
                     for method, (dropped, looked_at) in _choices(ranking, seeded, workforce.scorer).items():
                         by_method.setdefault(method, []).append(dropped)
                         evaluations[count, method] = looked_at

@@ -59,6 +59,7 @@ class Result:
         return {
             "name": self.candidate.name,
             "dropped": list(self.candidate.dropped),
+            "width": self.candidate.width,
             "heal_steps": self.candidate.heal_steps,
             "heal_s": self.candidate.heal_s,
             "trials": list(self.candidate.trials),
@@ -206,9 +207,10 @@ def choose(results: Sequence[Result], threshold: float) -> tuple[Result, str]:
     if best.candidate.dropped:
         same = best.retained_same_training
         fairly = f"; {same.value:.1%} of what the unpruned drafter has after the same extra training" if same else ""
+        narrowed = f", feed-forward width {best.candidate.width:g}" if best.candidate.width < 1 else ""
         return best, (
-            f"dropped layers {list(best.candidate.dropped)}: {best.speed_gain.value:.2f} times the unpruned drafter's "
-            f"speed at {best.retained.value:.1%} of its acceptance length (at least {best.retained.low:.1%}){fairly}"
+            f"dropped layers {list(best.candidate.dropped)}{narrowed}: {best.speed_gain.value:.2f} times the unpruned "
+            f"drafter's speed at {best.retained.value:.1%} of its acceptance length (at least {best.retained.low:.1%}){fairly}"
         )
     if not any(result in sound for result in pruned):
         closest = max(pruned, key=lambda result: result.retained.low)

@@ -34,15 +34,21 @@ class Candidate:
     """Distillation steps since the unpruned drafter, in all."""
     heal_s: float
     """Seconds that they took."""
+    width: float = 1.0
+    """Share of the feed-forward width that is left."""
     trials: tuple[str, ...] = ()
     """Where its sets of layers were found, `STUDY#TRIAL` each."""
 
     @property
     def name(self) -> str:
-        """Distinct for every candidate of a search: `drop-3-5`, `drop-none` (healed all the same), `unpruned`."""
-        if not self.heal_steps:
+        """Distinct for every candidate of a search: `drop-3-5`, `drop-3-5-width-0.75`, `drop-none`, `unpruned`.
+
+        `drop-none` has the healing, and nothing else, in common with the pruned ones.
+        """
+        if not self.heal_steps and self.width == 1:
             return "unpruned"
-        return "drop-" + ("-".join(map(str, self.dropped)) or "none")
+        layers = "-".join(map(str, self.dropped)) or "none"
+        return f"drop-{layers}" + (f"-width-{self.width:g}" if self.width < 1 else "")
 
 
 def heal(
@@ -89,6 +95,7 @@ def heal(
         folder=own_folder / "drafter",
         heal_steps=before.heal_steps + steps,
         heal_s=before.heal_s,
+        width=before.width,
         trials=(*before.trials, *([trial] if trial else [])),
     )
     report_path = own_folder / REPORT_FILE

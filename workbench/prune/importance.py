@@ -17,7 +17,7 @@ from torch.nn.functional import cosine_similarity
 from workbench.console import progress
 from workbench.distill.evaluation import EvaluationBlocks
 from workbench.drafter.blocks import BlockBatch, hidden_rows, lay_out
-from workbench.drafter.model import Drafter
+from workbench.drafter.model import Drafter, DrafterSpec
 from workbench.prune.encoding import LayerSet
 from workbench.prune.scoring import BlockScorer
 
@@ -110,8 +110,13 @@ def _residual_streams(drafter: Drafter, batch: BlockBatch) -> list[Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    position_T = torch.arange(batch.tokens_BT.shape[1], device=model.device)
-    is_clean_BT = position_T < batch.lengths_B[:, None]
-    is_block_BR = (batch.starts_BA >= 0).repeat_interleave(drafter.spec.block_size, dim=1)
-    exists_BR = torch.cat([is_clean_BT, is_block_BR], dim=1)
+    exists_BR = existing_rows(batch, drafter.spec)
     return [stream_BRD[exists_BR].float() for stream_BRD in seen]
+
+
+def existing_rows(batch: BlockBatch, spec: DrafterSpec) -> Tensor:
+    """Boolean (B, R): the row of the pass is a token or belongs to a block, and is no padding."""
+    position_T = torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device)
+    is_clean_BT = position_T < batch.lengths_B[:, None]
+    is_block_BR = (batch.starts_BA >= 0).repeat_interleave(spec.block_size, dim=1)
+    return torch.cat([is_clean_BT, is_block_BR], dim=1)

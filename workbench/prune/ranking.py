@@ -11,6 +11,7 @@ from workbench.console import console, progress
 from workbench.files import fingerprint, read_json, write_json
 from workbench.prune.baselines import greedy_steps, one_shot_set
 from workbench.prune.encoding import DropSpace, LayerSet
+from workbench.prune.healing import Candidate
 from workbench.prune.importance import rank_layers, score_layers
 from workbench.prune.storage import without_password
 from workbench.prune.study import Found, StudyPlan, best_sets, describe_trials, enqueue_sets, finished_sets, open_study
@@ -29,8 +30,8 @@ class Ranking:
     storage: str
     num_dropped: int
     """By this study."""
-    before: LayerSet
-    """Layers that were gone before."""
+    before: Candidate
+    """What it starts from."""
     importance: dict[str, dict[int, float]]
     """Scores of the layers, by kind."""
     one_shot: dict[str, LayerSet]
@@ -47,7 +48,8 @@ class Ranking:
             "study": self.study,
             "storage": without_password(self.storage),
             "num_dropped": self.num_dropped,
-            "dropped_before": list(self.before),
+            "dropped_before": list(self.before.dropped),
+            "width": self.before.width,
             "importance": self.importance,
             "one_shot": {kind: list(dropped) for kind, dropped in self.one_shot.items()},
             "greedy": [{"dropped": list(dropped), "cheap": value} for dropped, value in self.greedy.items()],
@@ -67,7 +69,7 @@ def rank_sets(
     storage: str,
     folder: Path,
     deadline_s: float | None,
-    before: LayerSet = (),
+    before: Candidate,
 ) -> Ranking:
     """Finds the best sets of `num_dropped` further layers of the workforce's drafter.
 
@@ -79,14 +81,14 @@ def rank_sets(
         storage: URL of the study's storage.
         folder: Of the search.
         deadline_s: No trial starts later (`time.time`).
-        before: Layers that are gone already.
+        before: The workforce's drafter.
     """
     scorer = workforce.scorer
     importance = _importance(workforce, droppable, num_dropped, folder)
     candidates = rank_layers(importance[recipe.prune.importance])
     space = DropSpace(candidates, num_dropped)
     plan = StudyPlan(
-        name=f"{recipe.name}-drop-{len(before) + num_dropped}-{fingerprint([scorer.content, candidates])[:8]}",
+        name=_study_name(recipe, before, num_dropped, fingerprint([scorer.content, candidates])),
         storage=storage,
         space=space,
         trials=min(recipe.prune.trials, space.num_sets),
@@ -119,6 +121,12 @@ def rank_sets(
         trials=describe_trials(study),
         found=found,
     )
+
+
+def _study_name(recipe: Recipe, before: Candidate, num_dropped: int, content: str) -> str:
+    """Recipe and number of layers, for people; the content keeps another drafter's or corpus's study away."""
+    width = f"-width-{before.width:g}" if before.width < 1 else ""
+    return f"{recipe.name}-drop-{len(before.dropped) + num_dropped}{width}-{content[:8]}"
 
 
 def _importance(

@@ -52,6 +52,8 @@ def check_request(recipe: Recipe, layers: Sequence[int]) -> None:
             f"prune.draft_lengths is {options.draft_lengths}, but a block of drafter.block_size "
             f"{recipe.drafter.block_size} predicts no more tokens than it has"
         )
+    if options.widths and options.layers_per_round:
+        problems.append("prune.widths and prune.layers_per_round exclude one another: clear one of them")
     if options.finalists > options.trials:
         problems.append(f"prune.finalists is {options.finalists}, but prune.trials {options.trials} tries fewer")
     if problems:

@@ -36,8 +36,8 @@ class SearchRecord:
     unpruned_lengths: dict[str, float]
     rankings: list[Ranking]
     healed: list[Estimated]
-    times: dict[int, PassTimes]
-    """By number of dropped layers."""
+    times: dict[float, dict[int, PassTimes]]
+    """By width and number of dropped layers."""
     results: list[Result]
     chosen: Result
     reason: str
@@ -61,13 +61,16 @@ def build_result(record: SearchRecord) -> dict[str, Any]:
             "num_blocks": record.num_blocks,
         },
         "studies": [ranking.as_dict() for ranking in record.rankings],
-        "pass_times": {
-            str(num_dropped): asdict(pass_times) for num_dropped, pass_times in sorted(record.times.items())
-        },
+        "pass_times": [
+            {"width": width, "num_dropped": num_dropped, **asdict(pass_times)}
+            for width, by_number in record.times.items()
+            for num_dropped, pass_times in by_number.items()
+        ],
         "healed": [
             {
                 "name": entry.candidate.name,
                 "dropped": list(entry.candidate.dropped),
+                "width": entry.candidate.width,
                 "heal_steps": entry.candidate.heal_steps,
                 "acceptance_length": entry.lengths,
                 "retained": entry.retained.as_dict(),
@@ -106,10 +109,11 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
     """Acceptance against latency of all healed sets and of the best unhealed ones, with predicted speedups."""
     unpruned = record.results[0]
 
-    def point(dropped: LayerSet, state: str, length: float, retained: float) -> dict[str, Any]:
-        pass_times = record.times[len(dropped)]
+    def point(dropped: LayerSet, width: float, state: str, length: float, retained: float) -> dict[str, Any]:
+        pass_times = record.times[width][len(dropped)]
         return {
             "dropped": list(dropped),
+            "width": width,
             "state": state,
             "acceptance_length": length,
             "retained": retained,
@@ -119,14 +123,17 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
         }
 
     base = record.unpruned_lengths["all"]
-    points = [point((), "unpruned", base, 1.0)]
+    points = [point((), 1.0, "unpruned", base, 1.0)]
     for ranking in record.rankings:
-        # A set found on a healed drafter is compared with that one, not with the unpruned drafter.
-        if not ranking.before:
+        # A set found on another drafter is compared with that one, not with the unpruned drafter.
+        if ranking.before.name == "unpruned":
             retained = ranking.greedy | {found.dropped: found.retained.value for found in ranking.found}
-            points += [point(dropped, "before healing", base * value, value) for dropped, value in retained.items()]
+            points += [
+                point(dropped, 1.0, "before healing", base * value, value) for dropped, value in retained.items()
+            ]
     points += [
-        point(entry.candidate.dropped, "healed", entry.lengths["all"], entry.retained.value) for entry in record.healed
+        point(entry.candidate.dropped, entry.candidate.width, "healed", entry.lengths["all"], entry.retained.value)
+        for entry in record.healed
     ]
     return points
 
@@ -139,6 +146,7 @@ def _lineage(record: SearchRecord) -> dict[str, Any]:
         "unpruned_fingerprint": drafter_fingerprint(record.results[0].candidate.folder),
         "fingerprint": drafter_fingerprint(candidate.folder),
         "dropped": list(candidate.dropped),
+        "width": candidate.width,
         "trials": list(candidate.trials),
         "heal_steps": candidate.heal_steps,
         "heal_learning_rate": record.recipe.prune.heal_learning_rate if candidate.heal_steps else None,

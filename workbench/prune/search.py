@@ -6,6 +6,7 @@ Everything that takes long is kept on disk as soon as it is there: scores of set
 that was killed and is started again finds them and goes on.
 """
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
@@ -15,14 +16,15 @@ from typing import Any
 from workbench.console import console
 from workbench.corpus.responses import load_corpus
 from workbench.decode.calibrate import calibrate
-from workbench.drafter.model import read_spec
+from workbench.drafter.model import read_spec, save_drafter
 from workbench.errors import WorkbenchError
 from workbench.files import whole_folder, write_json, write_text
 from workbench.prune.budget import Budget
 from workbench.prune.encoding import LayerSet
 from workbench.prune.finalists import CALIBRATION_PROMPTS, choose, measure_candidates, num_reserved_prompts
 from workbench.prune.healing import Candidate, heal
-from workbench.prune.latency import measure_pass_times
+from workbench.prune.latency import PassTimes, measure_pass_times
+from workbench.prune.narrowing import narrow
 from workbench.prune.page import PAGE_FILE, render_page
 from workbench.prune.ranking import CLAIMS, Ranking, rank_sets
 from workbench.prune.request import check_request, droppable_layers
@@ -123,15 +125,15 @@ class _Search:
             f"unpruned: {len(spec.kept_layers)} layers, estimated acceptance length {lengths['anchored']:.2f} "
             f"anchored, {lengths['masked']:.2f} masked"
         )
-        if not self.options.layers_per_round:
-            self._rank(self.unpruned, self.options.drop_layers)
-        self.budget.end_phase("studies")
         self.target = load_target(self.recipe.target)
+        if not self.options.layers_per_round:
+            for base in [self.unpruned, *(self._narrow(width) for width in self.options.widths)]:
+                self._rank(base, self.options.drop_layers)
+        self.budget.end_phase("studies")
         best = self._drop_progressively() if self.options.layers_per_round else self._heal_each()
         finalists = [self.unpruned, *self._same_training(best), *(entry.candidate for entry in best)]
         prompts = [self.corpus.held_out[i]["prompt_ids"] for i in range(self.num_reserved)]
-        most_dropped = max((entry.candidate.dropped for entry in best), key=len)
-        times = measure_pass_times(self.target, self.unpruned.folder, most_dropped, self.recipe.decode)
+        times = self._measure_passes(best)
         results = measure_candidates(finalists, self.target, prompts, self.recipe)
         chosen, reason = choose(results, self.options.retained_threshold)
         console.print(reason)
@@ -178,6 +180,25 @@ class _Search:
     def _estimate(self, candidate: Candidate) -> BlockScores:
         return self._scorer_settings(candidate).build().scores((), len(RUNGS) - 1)
 
+    def _narrow(self, width: float) -> Candidate:
+        """The unpruned drafter with narrower feed-forward layers."""
+        folder = self.folder / "narrowed" / f"{width:g}-{drafter_fingerprint(self.unpruned.folder)}"
+        if not folder.is_dir():
+            scorer = self._scorer_settings(self.unpruned).build()
+            narrow(scorer.drafter, scorer.rung_blocks(0), width)
+            with whole_folder(folder) as temporary:
+                save_drafter(scorer.drafter, temporary, self.target.tokenizer)
+        return dataclasses.replace(self.unpruned, folder=folder, width=width)
+
+    def _measure_passes(self, best: Sequence[Estimated]) -> dict[float, dict[int, PassTimes]]:
+        """Pass times by width and by the number of dropped layers."""
+        most_dropped = max((entry.candidate.dropped for entry in best), key=len)
+        bases = {ranking.before.width: ranking.before for ranking in self.rankings if not ranking.before.heal_steps}
+        return {
+            width: measure_pass_times(self.target, base.folder, most_dropped, self.recipe.decode)
+            for width, base in bases.items()
+        }
+
     def _rank(self, before: Candidate, numbers: Sequence[int]) -> None:
         """Adds a ranking for each number of further layers."""
         with Workforce(self._scorer_settings(before), self.workers) as workforce:
@@ -190,14 +211,14 @@ class _Search:
                     self.storage,
                     self.folder,
                     self.budget.deadline_s(STUDY_SHARE),
-                    before.dropped,
+                    before,
                 )
                 self.rankings.append(ranking)
                 self.budget.save()
 
-    def _heal_found(self, before: Candidate, ranking: Ranking, rank: int) -> Estimated:
+    def _heal_found(self, ranking: Ranking, rank: int) -> Estimated:
         found = ranking.found[rank]
-        return self._heal(before, found.dropped, f"{ranking.study}#{found.trial}", self.options.heal_steps)
+        return self._heal(ranking.before, found.dropped, f"{ranking.study}#{found.trial}", self.options.heal_steps)
 
     def _heal(self, before: Candidate, removed: LayerSet, trial: str | None, steps: int) -> Estimated:
         """Heals and estimates anew: what a set retains before healing says little about what it retains after."""
@@ -219,7 +240,7 @@ class _Search:
         for rank in range(self.options.finalists):
             for ranking, entries in zip(self.rankings, by_study, strict=True):
                 if rank < len(ranking.found) and (not entries or self._has_time_to_heal()):
-                    entries.append(self._heal_found(self.unpruned, ranking, rank))
+                    entries.append(self._heal_found(ranking, rank))
         return [max(entries, key=lambda entry: entry.retained.value) for entries in by_study]
 
     def _drop_progressively(self) -> list[Estimated]:
@@ -231,7 +252,7 @@ class _Search:
             self._rank(before, [num_dropped])
             ranking = self.rankings[-1]
             num_healed = min(self.options.finalists, len(ranking.found))
-            entries = [self._heal_found(before, ranking, rank) for rank in range(num_healed)]
+            entries = [self._heal_found(ranking, rank) for rank in range(num_healed)]
             best.append(max(entries, key=lambda entry: entry.retained.value))
             before = best[-1].candidate
             if best[-1].retained.low < self.options.retained_threshold:
