@@ -33,7 +33,7 @@ def test_the_fastest_of_those_that_keep_their_acceptance_wins():
     assert chosen is faster
     assert "[3, 4]" in reason
     assert "1.30 times" in reason
-    assert "96.0% of what the unpruned drafter has after the same extra training" in reason
+    assert "96.0% (96.0% to 96.0%) of what the unpruned drafter has after the same extra training" in reason
 
 
 def test_the_bound_decides_not_the_mean():

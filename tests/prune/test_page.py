@@ -17,6 +17,7 @@ def make_result(**changes):
         "speedup": {"median": 2.4, "ci95": [2.2, 2.5]},
         "speed_gain": {"median": 1.2, "ci95": [1.1, 1.3]},
     }
+    healed = point | {"dropped": [2], "state": "healed", "is_chosen": True}
     result = {
         "recipe": "tiny <b>",
         "seconds": {"total": 90.0},
@@ -28,13 +29,14 @@ def make_result(**changes):
                 "storage": "sqlite:///studies.db",
                 "num_dropped": 1,
                 "dropped_before": [],
+                "width": 0.75,
                 "importance": {"block_influence": {"2": 0.5, "4": 0.25}, "leave_one_out": {"2": -0.01, "4": 0.0}},
                 "best": [{"dropped": [2], "trial": 0, "retained": ESTIMATE}],
                 "trials": [trial | {"repeats": None}, trial | {"number": 1, "repeats": 0, "cheap": None}],
             }
         ],
-        "points": [point | {"dropped": [], "state": "unpruned"}, point | {"dropped": [2], "state": "healed"}],
-        "front": [point | {"dropped": [2], "state": "healed"}],
+        "points": [point | {"dropped": [], "state": "unpruned", "is_chosen": False}, healed],
+        "front": [healed],
         "results": [candidate | {"name": "unpruned", "dropped": []}, candidate | {"name": "drop-2", "dropped": [2]}],
         "chosen": {"name": "drop-2", "dropped": [2], "reason": "it is the fastest"},
     }
@@ -80,6 +82,7 @@ def test_the_page_shows_the_winner_the_layers_and_the_history():
     assert ["4", "kept", "0.250", "0.000"] in rows
     assert ["0", "2", "90.0%", "80.0% to 100.0%", "91.0%", "90.0% to 92.0%"] in rows
     assert "it is the fastest" in page
+    assert "Which 1 to drop, feed-forward width 0.75: 2" in page
 
 
 def test_repeats_are_no_part_of_the_history_and_names_are_escaped():

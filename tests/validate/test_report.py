@@ -12,9 +12,19 @@ from workbench.validate.table import value_of
 
 SEARCH = {
     "points": [
-        {"dropped": [], "state": "unpruned", "acceptance_length": 6.4, "retained": 1.0, "packed_s": 0.0105},
-        {"dropped": [2], "state": "before healing", "acceptance_length": 5.1, "retained": 0.8, "packed_s": 0.0095},
-        {"dropped": [2], "state": "healed", "acceptance_length": 6.37, "retained": 0.995, "packed_s": 0.0095},
+        {
+            "dropped": dropped,
+            "state": state,
+            "acceptance_length": length,
+            "retained": length / 6.4,
+            "packed_s": packed_s,
+        }
+        | {"is_chosen": state == "healed"}
+        for dropped, state, length, packed_s in (
+            ([], "unpruned", 6.4, 0.0105),
+            ([2], "before healing", 5.1, 0.0095),
+            ([2], "healed", 6.37, 0.0095),
+        )
     ],
     "chosen": {"name": "without 2", "dropped": [2], "kept_layers": [0, 1, 3], "reason": "Fastest that keeps 99 %."},
 }

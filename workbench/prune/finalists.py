@@ -205,13 +205,7 @@ def choose(results: Sequence[Result], threshold: float) -> tuple[Result, str]:
     best = max([reference, *sound], key=lambda result: result.speed_gain.value)
     pruned = [result for result in others if result.candidate.dropped]
     if best.candidate.dropped:
-        same = best.retained_same_training
-        fairly = f"; {same.value:.1%} of what the unpruned drafter has after the same extra training" if same else ""
-        narrowed = f", feed-forward width {best.candidate.width:g}" if best.candidate.width < 1 else ""
-        return best, (
-            f"dropped layers {list(best.candidate.dropped)}{narrowed}: {best.speed_gain.value:.2f} times the unpruned "
-            f"drafter's speed at {best.retained.value:.1%} of its acceptance length (at least {best.retained.low:.1%}){fairly}"
-        )
+        return best, _praise(best)
     if not any(result in sound for result in pruned):
         closest = max(pruned, key=lambda result: result.retained.low)
         why = (
@@ -223,3 +217,19 @@ def choose(results: Sequence[Result], threshold: float) -> tuple[Result, str]:
         why = "the pruned drafters that keep their acceptance length are not faster"
     kept = "the unpruned drafter with the extra training" if best.candidate.heal_steps else "the unpruned drafter"
     return best, f"chose {kept}: {why}"
+
+
+def _praise(best: Result) -> str:
+    """What a pruned winner gains and what it costs."""
+    retained, same = best.retained, best.retained_same_training
+    narrowed = f", feed-forward width {best.candidate.width:g}" if best.candidate.width < 1 else ""
+    text = (
+        f"dropped layers {list(best.candidate.dropped)}{narrowed}: {best.speed_gain.value:.2f} times the unpruned "
+        f"drafter's speed at {retained.value:.1%} of its acceptance length (at least {retained.low:.1%})"
+    )
+    if same:
+        text += (
+            f"; {same.value:.1%} ({same.low:.1%} to {same.high:.1%}) of what the unpruned drafter has after the same "
+            "extra training"
+        )
+    return text

@@ -52,14 +52,13 @@ def narrow(drafter: Drafter, blocks: EvaluationBlocks, width: float) -> None:
 def neuron_importance(drafter: Drafter, blocks: EvaluationBlocks) -> list[Tensor]:
     """Importance of every neuron, per layer, shape (F,)."""
     model = drafter.model
-    try:
-        downs = [layer.mlp.down_proj for layer in model.base_model.layers]
-        assert all(layer.mlp.gate_proj is not None for layer in model.base_model.layers)
-    except AttributeError as error:
+    layers = model.base_model.layers
+    if not all(hasattr(layer.mlp, name) for layer in layers for name in ("gate_proj", "up_proj", "down_proj")):
         raise WorkbenchError(
             f"prune.widths needs feed-forward layers with gate_proj, up_proj and down_proj; {model.config.model_type} "
             "has others: leave it empty"
-        ) from error
+        )
+    downs = [layer.mlp.down_proj for layer in layers]
     squares = [torch.zeros(down.in_features, device=model.device) for down in downs]
     exists_BR = torch.empty(0)
 

@@ -24,7 +24,7 @@ def render_page(result: dict[str, Any]) -> str:
         reason=result["chosen"]["reason"],
         candidates=[_candidate(entry, result["chosen"]["name"]) for entry in result["results"]],
         num_blocks=result["unpruned"]["num_blocks"],
-        figure=draw_front(result["points"], result["front"], result["chosen"]["dropped"]),
+        figure=draw_front(result["points"], result["front"]),
         kinds=[kind.replace("_", " ") for kind in result["studies"][0]["importance"]],
         layers=_layer_map(result),
         studies=[_study(study) for study in result["studies"]],
@@ -80,8 +80,9 @@ def _layer_map(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _study(study: dict[str, Any]) -> dict[str, Any]:
     before = f" after {_layers(study['dropped_before'])}" if study["dropped_before"] else ""
+    narrowed = f", feed-forward width {study['width']:g}" if study["width"] < 1 else ""
     return {
-        "title": f"Which {study['num_dropped']} to drop{before}: {_layers(study['best'][0]['dropped'])}",
+        "title": f"Which {study['num_dropped']} to drop{before}{narrowed}: {_layers(study['best'][0]['dropped'])}",
         "name": study["study"],
         "storage": study["storage"],
         "trials": [

@@ -83,6 +83,7 @@ def build_result(record: SearchRecord) -> dict[str, Any]:
         "chosen": {
             "name": record.chosen.candidate.name,
             "dropped": list(record.chosen.candidate.dropped),
+            "width": record.chosen.candidate.width,
             "kept_layers": [i for i in record.spec.kept_layers if i not in record.chosen.candidate.dropped],
             "reason": record.reason,
             "lineage": _lineage(record),
@@ -109,12 +110,15 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
     """Acceptance against latency of all healed sets and of the best unhealed ones, with predicted speedups."""
     unpruned = record.results[0]
 
-    def point(dropped: LayerSet, width: float, state: str, length: float, retained: float) -> dict[str, Any]:
+    def point(
+        dropped: LayerSet, width: float, state: str, length: float, retained: float, is_chosen: bool = False
+    ) -> dict[str, Any]:
         pass_times = record.times[width][len(dropped)]
         return {
             "dropped": list(dropped),
             "width": width,
             "state": state,
+            "is_chosen": is_chosen,
             "acceptance_length": length,
             "retained": retained,
             "draft_s": pass_times.draft_s,
@@ -123,7 +127,8 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
         }
 
     base = record.unpruned_lengths["all"]
-    points = [point((), 1.0, "unpruned", base, 1.0)]
+    chosen = record.chosen.candidate
+    points = [point((), 1.0, "unpruned", base, 1.0, chosen.name == unpruned.candidate.name)]
     for ranking in record.rankings:
         # A set found on another drafter is compared with that one, not with the unpruned drafter.
         if ranking.before.name == "unpruned":
@@ -131,10 +136,9 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
             points += [
                 point(dropped, 1.0, "before healing", base * value, value) for dropped, value in retained.items()
             ]
-    points += [
-        point(entry.candidate.dropped, entry.candidate.width, "healed", entry.lengths["all"], entry.retained.value)
-        for entry in record.healed
-    ]
+    for entry in record.healed:
+        own, is_chosen = entry.candidate, entry.candidate.name == chosen.name
+        points.append(point(own.dropped, own.width, "healed", entry.lengths["all"], entry.retained.value, is_chosen))
     return points
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from workbench.console import console
 from workbench.corpus.responses import load_corpus
 from workbench.decode.calibrate import calibrate
-from workbench.drafter.model import read_spec, save_drafter
+from workbench.drafter.model import load_drafter, read_spec, save_drafter
 from workbench.errors import WorkbenchError
 from workbench.files import whole_folder, write_json, write_text
 from workbench.prune.budget import Budget
@@ -184,10 +184,10 @@ class _Search:
         """The unpruned drafter with narrower feed-forward layers."""
         folder = self.folder / "narrowed" / f"{width:g}-{drafter_fingerprint(self.unpruned.folder)}"
         if not folder.is_dir():
-            scorer = self._scorer_settings(self.unpruned).build()
-            narrow(scorer.drafter, scorer.rung_blocks(0), width)
+            drafter = load_drafter(self.unpruned.folder, device=str(self.target.model.device))
+            narrow(drafter, self._scorer_settings(self.unpruned).build().rung_blocks(0), width)
             with whole_folder(folder) as temporary:
-                save_drafter(scorer.drafter, temporary, self.target.tokenizer)
+                save_drafter(drafter, temporary, self.target.tokenizer)
         return dataclasses.replace(self.unpruned, folder=folder, width=width)
 
     def _measure_passes(self, best: Sequence[Estimated]) -> dict[float, dict[int, PassTimes]]:

@@ -167,7 +167,7 @@ def draw_hits(by_num_accepted: dict[str, dict[str, Any]], name: str) -> str:
     return _render(name, "Hits by outcome", draw, (4.7, 3.3))
 
 
-def draw_front(points: Sequence[dict[str, Any]], front: Sequence[dict[str, Any]], chosen: Sequence[int]) -> str:
+def draw_front(points: Sequence[dict[str, Any]], front: Sequence[dict[str, Any]]) -> str:
     """Acceptance length against the latency of the packed pass, for everything that the search estimated."""
     states = {"unpruned": (_INK, "D"), "before healing": (GREY, "o"), "healed": (BLUE, "o")}
 
@@ -183,12 +183,10 @@ def draw_front(points: Sequence[dict[str, Any]], front: Sequence[dict[str, Any]]
             [1e3 * point["packed_s"] for point in front], [point["acceptance_length"] for point in front],
             "-", color=ORANGE, linewidth=1.2, label="Pareto front", zorder=1,
         )  # fmt: skip
-        winner = [p for p in points if p["dropped"] == list(chosen) and p["state"] != "before healing"]
-        if winner:
-            best = winner[-1]
+        for best in (point for point in points if point["is_chosen"]):
             axes.plot(
                 1e3 * best["packed_s"], best["acceptance_length"], "o", markersize=12, fillstyle="none",
-                color=ORANGE, markeredgewidth=1.8, label=f"chosen, {len(chosen)} dropped",
+                color=ORANGE, markeredgewidth=1.8, label=f"chosen, {len(best['dropped'])} dropped",
             )  # fmt: skip
         axes.set_xlabel("packed pass, milliseconds")
         axes.set_ylabel("estimated acceptance length")

@@ -246,7 +246,7 @@ def _search_view(search: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     chosen = search["chosen"]
     return {
-        "figure": figures.draw_front(search["points"], search["front"], chosen["dropped"]),
+        "figure": figures.draw_front(search["points"], search["front"]),
         "chosen": chosen["name"],
         "reason": chosen["reason"],
         "kept_layers": ", ".join(map(str, chosen["kept_layers"])),
