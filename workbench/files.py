@@ -55,6 +55,16 @@ def whole_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def remove_leftovers(folder: Path, pattern: str) -> None:
+    """Removes what killed processes left half-written of matching files and folders; nobody may be writing them."""
+    for suffix in ("part", "old"):
+        for path in list(folder.glob(f".{pattern}.*.{suffix}")):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes UTF-8 text, whole or not at all."""
     with whole_file(path) as temporary:

@@ -18,7 +18,7 @@ from typing import Any
 
 from workbench.console import console
 from workbench.errors import WorkbenchError
-from workbench.files import content_fingerprint, read_json, write_json
+from workbench.files import content_fingerprint, read_json, remove_leftovers, write_json
 from workbench.recipe import PromptSource, Recipe
 from workbench.targets import resolve_source
 
@@ -191,6 +191,8 @@ def _run_stage(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> Non
             _clear(recipe, stage)
         else:
             console.print(f"{stage.name}: was interrupted, continues")
+            for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+                remove_leftovers(path, "*")
     else:
         console.print(f"{stage.name}: starts")
         _clear(recipe, stage)

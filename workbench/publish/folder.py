@@ -8,7 +8,7 @@ from workbench.console import console
 from workbench.decode.calibration import FILE_NAME as CALIBRATION_FILE
 from workbench.drafter.model import check_pair, load_drafter, save_drafter
 from workbench.errors import WorkbenchError
-from workbench.files import read_json, whole_folder, write_json, write_text
+from workbench.files import read_json, remove_leftovers, whole_folder, write_json, write_text
 from workbench.publish.card import render_card
 from workbench.publish.manifest import MANIFEST_FILE, build_manifest, check_files, write_manifest
 from workbench.publish.verify import NUM_PROMPTS, prove, refuse_unsafe_files, reload_offline
@@ -31,6 +31,7 @@ def publish(recipe: Recipe, run_folder: Path, drafter_folder: Path, folder: Path
         WorkbenchError: the drafter is for another target, was not validated, or does not decode losslessly.
     """
     _refuse_foreign_folder(folder, recipe.name)
+    remove_leftovers(folder.parent, folder.name)
     validation = read_validation(run_folder)
     target = load_target(recipe.target)
     drafter = load_drafter(drafter_folder, dtype=_stored_dtype(drafter_folder))
