@@ -2,17 +2,19 @@
 
 PYTHON ?= python3
 RECIPE ?= quickstart
+FORMAT ?= vllm
 ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 WORKBENCH := $(PY) -m workbench
 STAMP := $(VENV)/.installed
 # Texts reach the shell through the environment: quotes in a prompt stay what they are.
-export DRAFTER PROMPT
+export DRAFTER PROMPT TARGET REPO
 
 .DEFAULT_GOAL := help
 
 .PHONY: help setup quickstart run corpus distill prune validate publish generate list verify \
+	export \
 	trace bench-decode delay exactness gpu-check target fetch-smollm2 lint test test-all clean
 
 help: ## list the targets
@@ -32,14 +34,18 @@ quickstart: setup ## the whole job on the embedded target
 run: setup ## all stages of RECIPE
 	@$(WORKBENCH) run $(RECIPE) $(ARGS)
 
-corpus distill prune validate publish: setup
+corpus distill prune validate: setup
 	@$(WORKBENCH) $@ $(RECIPE) $(ARGS)
+
+publish: setup
+	@$(WORKBENCH) publish $(RECIPE) $(if $(REPO),--repo "$$REPO") $(if $(filter 1,$(PUSH)),--push) \
+		$(if $(filter 1,$(DIRECT)),--direct) $(ARGS)
 
 corpus: ## stage 1 of RECIPE: prompts and the target's responses
 distill: ## stage 2: train the drafter
 prune: ## stage 3: search for the layers that can go
 validate: ## stage 4: measure against plain decoding, prove losslessness
-publish: ## stage 5: write the drafter as a folder for others
+publish: ## stage 5: write the drafter as a folder for others; REPO=org/name says what PUSH=1 would upload
 
 generate: setup ## stream a text through a drafter: DRAFTER=<folder> PROMPT="..."
 	@$(WORKBENCH) generate --drafter "$$DRAFTER" --prompt "$$PROMPT" $(ARGS)
@@ -48,7 +54,10 @@ list: setup ## published drafters
 	@$(WORKBENCH) list $(ARGS)
 
 verify: setup ## check a published folder: DRAFTER=<folder>
-	@$(WORKBENCH) verify "$$DRAFTER" $(ARGS)
+	@$(WORKBENCH) verify "$$DRAFTER" $(if $(TARGET),--target "$$TARGET") $(ARGS)
+
+export: setup ## write DRAFTER=<folder> as engines serve it: FORMAT=vllm|assistant
+	@$(WORKBENCH) export "$$DRAFTER" --format "$(FORMAT)" $(if $(TARGET),--target "$$TARGET") $(ARGS)
 
 trace bench-decode delay exactness: setup
 	@$(WORKBENCH) $@ $(RECIPE) $(ARGS)

@@ -34,7 +34,14 @@ def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    kind: str = "qwen3", *, vocab_rows: int = 40, layers: int = 3, seed: int = 0, context: int = 256, scale: float = 3.0
+    kind: str = "qwen3",
+    *,
+    vocab_rows: int = 40,
+    layers: int = 3,
+    seed: int = 0,
+    context: int = 256,
+    scale: float = 3.0,
+    tied: bool = True,
 ):
     """A random model whose output is neither constant nor flat."""
     shape = {
@@ -46,7 +53,7 @@ def make_model(
         "head_dim": 8,
         "vocab_size": vocab_rows,
         "max_position_embeddings": context,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": tied,
         "eos_token_id": 1,
         "pad_token_id": 0,
         "bos_token_id": None,

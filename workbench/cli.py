@@ -46,6 +46,56 @@ def run_stage(name: str) -> Callable[..., None]:
     return command
 
 
+def publish_drafter(
+    recipe: str, overrides: Sequence[str] = (), *, repo: str | None = None, push: bool = False, direct: bool = False
+) -> None:
+    """Writes the drafter as a folder for others; with a repository, verifies it and says what an upload would hold.
+
+    Args:
+        recipe: Name of a file in recipes/, or its path.
+        overrides: `--section.key value` for any key of the recipe.
+        repo: Repository on the hub, org/name.
+        push: Upload.
+        direct: Upload to the main branch instead of opening a pull request.
+    """
+    loaded = load_recipe(recipe, list(overrides))
+    if repo is None and (push or direct):
+        raise WorkbenchError("an upload needs a place: name it with --repo org/name")
+    from workbench.publish import hub, verify
+    from workbench.stages import published_folder, run_stages
+
+    if repo is not None:
+        hub.check_destination(repo)
+    run_stages(loaded, ["publish"])
+    if repo is None:
+        return
+    folder = published_folder(loaded)
+    verify(folder)
+    console.print(hub.render_files(folder), markup=False)
+    if push:
+        console.print(f"published: {hub.push(folder, repo, as_pull_request=not direct)}", markup=False)
+    else:
+        console.print(f"nothing was uploaded to {repo}: repeat with PUSH=1 (--push) for that")
+
+
+def export(drafter: Path, *, format: str = "vllm", output: Path | None = None, target: str | None = None) -> None:
+    """Writes a published drafter as a folder that a serving engine loads, and prints the command that serves it.
+
+    Args:
+        drafter: Its published folder.
+        format: vllm (parallel drafting, causal drafters) or assistant (one token after another).
+        output: Where to; by default beside the folder, with the format as a suffix.
+        target: Where the target is; by default where the manifest says.
+    """
+    from workbench.publish.exports import export_drafter
+    from workbench.recipe import TargetOptions
+
+    exported = export_drafter(drafter, format, output, TargetOptions(model=target) if target else None)
+    console.print(f"exported: {exported.folder}", markup=False)
+    for engine, command in exported.commands.items():
+        console.print(f"{engine}: {command}", markup=False)
+
+
 def generate(*, drafter: Path, prompt: str, target: str | None = None, max_new_tokens: int = 256) -> None:
     """Streams a text from the target through a drafter and prints what it gained.
 
@@ -195,7 +245,8 @@ COMMANDS: dict[str, Command] = {
     "distill": Command(run_stage("distill"), "stage 2: train the drafter on the corpus"),
     "prune": Command(run_stage("prune"), "stage 3: search for the layers that can go, heal what is left"),
     "validate": Command(run_stage("validate"), "stage 4: measure against plain decoding, prove losslessness"),
-    "publish": Command(run_stage("publish"), "stage 5: write the drafter as a folder for others"),
+    "publish": Command(publish_drafter, "stage 5: write the drafter as a folder for others, upload it if asked to"),
+    "export": Command(export, "write a published drafter as vLLM, SGLang or transformers serve it"),
     "generate": Command(generate, "stream a text through a drafter and print what it gained"),
     "list": Command(list_published, "published drafters: target, layers, speedup, whether they are intact"),
     "verify": Command(verify_drafter, "check a published folder: hashes, loading, losslessness, acceptance"),
@@ -295,8 +346,11 @@ def _add_parameters(parser: argparse.ArgumentParser, function: Callable[..., Non
         # `Path | None` is an optional Path.
         kind = next((part for part in typing.get_args(hints[name]) if part is not type(None)), hints[name])
         is_required = parameter.default is parameter.empty
-        if not is_required and parameter.default is not None:
+        if not is_required and parameter.default is not None and kind is not bool:
             help_text += f" (default: {parameter.default})"
+        if kind is bool:
+            parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=help_text)
+            continue
         options: dict[str, Any] = {"type": kind, "help": help_text}
         if not is_required:
             options["default"] = parameter.default

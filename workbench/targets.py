@@ -97,6 +97,8 @@ def load_target(options: TargetOptions, dtype: str | None = None) -> Target:
             config=config,
             dtype=getattr(torch, dtype or options.dtype),
             attn_implementation=choose_attention(options.attention),
+            use_safetensors=True,  # a pickle could run code
+            trust_remote_code=False,
             **arguments,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -141,7 +143,7 @@ def load_config(options: TargetOptions) -> Any:
     """Configuration of a target; refuses models that are no decoder-only causal LM."""
     arguments = {"revision": options.revision} if options.revision else {}
     try:
-        config = AutoConfig.from_pretrained(resolve_source(options.model), **arguments)
+        config = AutoConfig.from_pretrained(resolve_source(options.model), trust_remote_code=False, **arguments)
     except (OSError, ValueError, KeyError) as error:
         raise WorkbenchError(_loading_problem("target.model", options.model, error)) from error
     known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -160,7 +162,7 @@ def load_tokenizer(options: TargetOptions) -> Any:
     """Tokenizer of a target."""
     source = options.tokenizer or resolve_source(options.model)
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise WorkbenchError(_loading_problem("the tokenizer of", source, error)) from error
 

@@ -87,8 +87,10 @@ def select_layers(choice: str | list[int], num_layers: int) -> list[int]:
 def _load_parent(name: str, target: Target) -> Any:
     """Loads a smaller sibling, in float32, and refuses one with another tokenizer."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        parent = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        parent = AutoModelForCausalLM.from_pretrained(
+            name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise WorkbenchError(f"drafter.parent {name} cannot be loaded: {first_line(error)}") from error
     own, theirs = tokenizer.get_vocab(), target.tokenizer.get_vocab()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,9 +63,30 @@ def choose_mask_token_id(target: Target) -> int:
 def save_drafter(drafter: Drafter, folder: Path, tokenizer: Any = None) -> None:
     """Writes config.json with the `drafter` section, safetensors, and the tokenizer if given, into `folder`."""
     drafter.model.config.drafter = dataclasses.asdict(drafter.spec)
-    drafter.model.save_pretrained(folder)
+    save_model(drafter.model, folder, tokenizer)
+
+
+def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
+    """Writes a model, and its tokenizer if given, into `folder`.
+
+    Raises:
+        OSError: the disk is full, or may not be written.
+    """
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # which hides the number of a failed system call in its text
+        code = re.search(r"(?:os error |code: )(\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def stored_dtype(folder: Path) -> str:
+    """Precision in which a folder's weights are stored."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config.get("dtype") or config.get("torch_dtype") or "float32"
 
 
 def read_spec(folder: Path) -> DrafterSpec:
@@ -92,7 +115,12 @@ def load_drafter(folder: Path | str, dtype: str = "float32", device: str = "cpu"
     spec = read_spec(folder)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True, use_safetensors=True
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            local_files_only=True,
+            use_safetensors=True,  # a pickle could run code
+            trust_remote_code=False,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise WorkbenchError(f"drafter {folder} cannot be loaded: {first_line(error)}") from error

@@ -6,12 +6,13 @@ from typing import Any
 
 from workbench.console import console
 from workbench.decode.calibration import FILE_NAME as CALIBRATION_FILE
-from workbench.drafter.model import check_pair, load_drafter, save_drafter
+from workbench.drafter.model import check_pair, load_drafter, save_drafter, stored_dtype
 from workbench.errors import WorkbenchError
 from workbench.files import read_json, remove_leftovers, whole_folder, write_json, write_text
 from workbench.publish.card import render_card
 from workbench.publish.manifest import MANIFEST_FILE, build_manifest, check_files, write_manifest
-from workbench.publish.verify import NUM_PROMPTS, prove, refuse_unsafe_files, reload_offline
+from workbench.publish.safety import refuse_code
+from workbench.publish.verify import NUM_PROMPTS, prove, reload_offline
 from workbench.recipe import Recipe
 from workbench.targets import load_target
 from workbench.validate import VALIDATION_FILE
@@ -34,7 +35,7 @@ def publish(recipe: Recipe, run_folder: Path, drafter_folder: Path, folder: Path
     remove_leftovers(folder.parent, folder.name)
     validation = read_validation(run_folder)
     target = load_target(recipe.target)
-    drafter = load_drafter(drafter_folder, dtype=_stored_dtype(drafter_folder))
+    drafter = load_drafter(drafter_folder, dtype=stored_dtype(drafter_folder))
     check_pair(drafter.spec, target)
     suite = load_suites(recipe.validate.suites[:1], target, recipe.seed)[0]
     prompts = suite.texts[:NUM_PROMPTS]
@@ -44,7 +45,7 @@ def publish(recipe: Recipe, run_folder: Path, drafter_folder: Path, folder: Path
         calibration = drafter_folder / CALIBRATION_FILE
         if calibration.is_file():
             shutil.copyfile(calibration, temporary / CALIBRATION_FILE)
-        refuse_unsafe_files(temporary)
+        refuse_code(temporary)
         reload_offline(temporary)
         proof = prove(target, temporary, prompts, recipe.decode)
         verification = {"prompts": prompts, "acceptance_length": proof.acceptance_length, "suite": suite.name}
@@ -77,9 +78,3 @@ def _refuse_foreign_folder(folder: Path, name: str) -> None:
     other = read_json(folder / MANIFEST_FILE).get("name")
     if other != name:
         raise WorkbenchError(f"{folder} holds the drafter of recipe {other}: remove it or set publish.folder")
-
-
-def _stored_dtype(folder: Path) -> str:
-    """Precision in which a drafter's weights are stored."""
-    config = read_json(folder / "config.json")
-    return config.get("dtype") or config.get("torch_dtype") or "float32"

@@ -115,9 +115,10 @@ def check_files(folder: Path) -> dict[str, Any]:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or str(path) != name:
             raise WorkbenchError(f"{folder / MANIFEST_FILE} lists {name!r}, which is no plain name within the folder")
-    text = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
+    content = (folder / MANIFEST_FILE).read_bytes()  # as text, a changed line ending would not be noticed
     seal = str(manifest.get("manifest_sha256"))
-    if len(seal) != len(_ZEROS) or hashlib.sha256(text.replace(seal, _ZEROS).encode()).hexdigest() != seal:
+    unsealed = content.replace(seal.encode(), _ZEROS.encode())
+    if len(seal) != len(_ZEROS) or hashlib.sha256(unsealed).hexdigest() != seal:
         raise WorkbenchError(f"{folder / MANIFEST_FILE} was changed after publishing: its own hash does not match")
     present = list_files(folder)
     missing = sorted(set(listed) - set(present))

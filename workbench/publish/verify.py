@@ -14,6 +14,7 @@ from workbench.decode import build_decoder
 from workbench.drafter.model import load_drafter, read_spec
 from workbench.errors import WorkbenchError
 from workbench.publish.manifest import MANIFEST_FILE, check_files
+from workbench.publish.safety import refuse_code
 from workbench.recipe import DecodeOptions, Recipe, TargetOptions, recipe_from_dict
 from workbench.targets import Target, first_line, load_target, load_tokenizer
 from workbench.validate.losslessness import check_rounds, compare_outputs, measure_logit_gap, tie_tolerance
@@ -24,9 +25,6 @@ MAX_NEW_TOKENS = 64
 """Output length of each, to keep a verification short on slow targets."""
 ACCEPTANCE_TOLERANCE = 0.02
 """Relative difference to the stated acceptance length. In float32 it is the same to the last token but for ties."""
-
-UNSAFE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".py", ".so"}
-"""Files that could run code when loaded; a drafter needs none of them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def verify(folder: Path, target_options: TargetOptions | None = None) -> Proof:
     """
     folder = Path(folder)
     manifest = check_files(folder)
-    refuse_unsafe_files(folder)
+    refuse_code(folder)
     console.print(f"{folder}: {len(manifest['files'])} files and the manifest match their hashes")
     reload_offline(folder)
     recipe = recorded_recipe(folder, manifest)
@@ -120,13 +118,6 @@ def reload_offline(folder: Path) -> None:
         tokenizer = load_tokenizer(TargetOptions(model=str(folder)))
     if max(tokenizer.get_vocab().values()) + 1 != spec.vocab_size:
         raise WorkbenchError(f"{folder} holds a tokenizer of another size than its drafter was trained with")
-
-
-def refuse_unsafe_files(folder: Path) -> None:
-    """Refuses files that could run code when they are loaded."""
-    unsafe = sorted(path.name for path in folder.rglob("*") if path.suffix.lower() in UNSAFE_SUFFIXES)
-    if unsafe:
-        raise WorkbenchError(f"{folder} holds {', '.join(unsafe)}: a drafter is safetensors, JSON and text only")
 
 
 @contextmanager
