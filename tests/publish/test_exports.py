@@ -23,25 +23,32 @@ from workbench.recipe import DecodeOptions, TargetOptions
 PROMPTS = ["w1 w2 w3", "w7", "w30 w4 w4 w4 w9", "w12 w13 w14 w15 w16 w17 w18", "w5 w25 w5 w25"]
 
 
-def our_rounds(target, folder, prompt_ids, max_new_tokens, options):
-    rounds = []
+def our_rounds(target, folder, prompts, max_new_tokens, options):
+    """For every prompt, (draft, number accepted) of each of our synchronous decoder's verifications."""
+    outputs = []
     with build_decoder("synchronous", target, folder, options) as decoder:
-        decoder.observer = lambda draft, emitted: rounds.append((list(draft.token_ids), len(emitted) - 1))
-        decoder.generate(prompt_ids, max_new_tokens, temperature=0.0)
-    return rounds
+        for prompt_ids in prompts:
+            rounds = []
+            decoder.observer = lambda draft, emitted, rounds=rounds: rounds.append(
+                (list(draft.token_ids), len(emitted) - 1)
+            )
+            decoder.generate(prompt_ids, max_new_tokens, temperature=0.0)
+            outputs.append(rounds)
+    return outputs
 
 
-def assert_same_drafts(target, folder, exported, options=None, prompts=PROMPTS, max_new_tokens=24):
-    """The independent reader of the export and our decoder draft and accept the same, prompt by prompt."""
+def assert_same_drafts(target, folder, exported, options=None, texts=PROMPTS, max_new_tokens=24):
+    """The independent reader of the export and our decoder draft and accept the same; returns the number accepted."""
     options = options or DecodeOptions(executor="inline")
-    reader, num_accepted = ParallelReader(exported), 0
-    for prompt in prompts:
-        prompt_ids = target.encode_prompt(prompt)
-        theirs = decode(reader, target, prompt_ids, max_new_tokens, options.draft_length, target.stop_ids)
-        assert theirs == our_rounds(target, folder, prompt_ids, max_new_tokens, options), prompt
-        num_accepted += sum(count for _, count in theirs)
+    reader = ParallelReader(exported)
+    prompts = [target.encode_prompt(text) for text in texts]
+    theirs = [
+        decode(reader, target, prompt_ids, max_new_tokens, options.draft_length, target.stop_ids)
+        for prompt_ids in prompts
+    ]
+    assert theirs == our_rounds(target, folder, prompts, max_new_tokens, options)
     assert not reader.unread, "tensors that the engine would not know"
-    return num_accepted
+    return sum(num_accepted for rounds in theirs for _, num_accepted in rounds)
 
 
 @pytest.fixture(scope="module")
