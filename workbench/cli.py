@@ -58,7 +58,8 @@ def publish_drafter(
         push: Upload.
         direct: Upload to the main branch instead of opening a pull request.
     """
-    loaded = load_recipe(recipe, list(overrides))
+    named = [] if repo is None else ["--publish.repository", repo]
+    loaded = load_recipe(recipe, [*overrides, *named])
     if repo is None and (push or direct):
         raise WorkbenchError("an upload needs a place: name it with --repo org/name")
     from workbench.publish import hub, verify

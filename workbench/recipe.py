@@ -279,8 +279,10 @@ class PublishOptions:
 
     folder: str | None = None
     """Where to; None: checkpoints/<recipe name>."""
-    licence: str = "apache-2.0"
-    """SPDX id for the card: that of the parent."""
+    licence: str | None = None
+    """Licence id for the card; None: that of the parent, from its card."""
+    repository: str | None = None
+    """Repository on the hub (org/name) that the card names; REPO= on the command line sets it."""
 
 
 @dataclass(frozen=True, kw_only=True)

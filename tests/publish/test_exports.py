@@ -13,12 +13,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import make_model, make_target
 from tests.publish.parallel_reader import ParallelReader, decode
+from workbench.corpus.prompts import load_prompts
 from workbench.decode import build_decoder
 from workbench.drafter.layers import drop_layers
 from workbench.drafter.model import load_drafter, save_drafter
 from workbench.errors import WorkbenchError
 from workbench.publish.exports import EXPORT_FILE, export_drafter
-from workbench.recipe import DecodeOptions, TargetOptions
+from workbench.recipe import DecodeOptions, TargetOptions, load_recipe
+from workbench.stages import STAGES, run_stages
+from workbench.targets import load_target
 
 PROMPTS = ["w1 w2 w3", "w7", "w30 w4 w4 w4 w9", "w12 w13 w14 w15 w16 w17 w18", "w5 w25 w5 w25"]
 
@@ -56,27 +59,31 @@ def exported(causal, tmp_path_factory):
     return export_drafter(causal[1], "vllm", tmp_path_factory.mktemp("exports") / "served")
 
 
-def test_the_configuration_key_by_key(causal, exported):
+def assert_documented(exported, drafter_folder, target_config):
     """The keys that vLLM 0.33 documents for a causal LM that drafts in parallel, and none that mean otherwise."""
-    target, folder = causal
-    config = json.loads((exported.folder / "config.json").read_text())
-    drafter = json.loads((folder / "config.json").read_text())
+    config, drafter = (json.loads((folder / "config.json").read_text()) for folder in (exported, drafter_folder))
+    spec = drafter["drafter"]
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["model_type"] == "qwen3"
-    assert config["pard_token"] == drafter["drafter"]["mask_token_id"] == 36
-    assert config["vocab_size"] == target.config.vocab_size
-    assert config["num_hidden_layers"] == len(config["layer_types"]) == 3
+    assert config["pard_token"] == spec["mask_token_id"] < config["vocab_size"]
+    assert config["vocab_size"] == target_config.vocab_size
+    assert config["num_hidden_layers"] == len(config["layer_types"]) == len(spec["kept_layers"])
     assert set(config["layer_types"]) == {"full_attention"}
-    assert config["max_position_embeddings"] == target.config.max_position_embeddings
-    assert config["rope_parameters"] == drafter["rope_parameters"]
-    assert config["tie_word_embeddings"] is True
+    assert config["max_position_embeddings"] == target_config.max_position_embeddings
+    assert config["rope_parameters"] == target_config.rope_parameters
+    assert config["tie_word_embeddings"] == target_config.tie_word_embeddings
     assert config.get("is_causal", True)
-    absent = {"auto_map", "mask_token_id", "dflash_config", "ptd_token_id", "quantization_config", "n_predict"}
-    assert not absent & set(config)
+    otherwise = {"auto_map", "mask_token_id", "dflash_config", "ptd_token_id", "dspark_noise_token_id", "n_predict"}
+    assert not otherwise & set(config)
     # Nothing else changed: it is the drafter's own configuration without our section.
     assert {key: value for key, value in config.items() if key != "pard_token"} == {
         key: value for key, value in drafter.items() if key != "drafter"
     }
+
+
+def test_the_configuration_key_by_key(causal, exported):
+    target, folder = causal
+    assert_documented(exported.folder, folder, target.config)
 
 
 def test_the_serve_command_key_by_key(exported, published):
@@ -292,3 +299,35 @@ def test_unknown_formats_and_changed_folders(causal, tmp_path):
     (changed / "README.md").write_text("x")
     with pytest.raises(WorkbenchError, match="hash does not match"):
         export_drafter(changed, "vllm")
+
+
+def test_the_recipe_that_is_meant_for_vllm():
+    recipe = load_recipe("quickstart-causal")
+    assert recipe.drafter.block_attention == "causal"
+    assert recipe.distill.autoregressive != "off"
+    assert recipe.distill.precision == "32-true"
+    assert recipe.prune.drop_layers == []
+
+
+@pytest.mark.slow
+def test_the_drafter_of_quickstart_causal_on_50_prompts(tmp_path):
+    """Trained for a minute, published, exported: the reader accepts as many tokens as our decoder."""
+    shorter = {
+        "corpus.num_responses": "600",
+        "distill.max_minutes": "1",
+        "validate.suites.0.num_prompts": "20",
+        "validate.timed_prompts": "2",
+        "validate.repetitions": "1",
+        "runs": str(tmp_path / "runs"),
+        "publish.folder": str(tmp_path / "published"),
+    }
+    options = [word for key, value in shorter.items() for word in (f"--{key}", value)]
+    recipe = load_recipe("quickstart-causal", options)
+    run_stages(recipe, list(STAGES))
+    exported = export_drafter(tmp_path / "published", "vllm").folder
+    target = load_target(recipe.target)
+    assert_documented(exported, tmp_path / "published", target.config)
+    source = recipe.validate.suites[0].source
+    texts = [prompt.text for prompt in load_prompts(source, 50, recipe.seed)]
+    num_accepted = assert_same_drafts(target, tmp_path / "published", exported, texts=texts, max_new_tokens=160)
+    assert num_accepted > 50 * 20, "a trained drafter is right more often than now and then"

@@ -32,7 +32,16 @@ def test_the_table_says_what_is_wrong(published, tmp_path):
     console = Console(width=200)
     with console.capture() as capture:
         console.print(render_drafters(list_drafters(tmp_path)))
-    assert "intact" in capture.get()
+    shown = capture.get()
+    for column in ("drafter", "target", "layers", "tau", "speedup", "date", "verifies"):
+        assert column in shown
+    assert "3 of 4" in shown
+    assert "yes" in shown
+
+
+def test_what_is_still_being_written_is_not_listed(published, tmp_path):
+    shutil.copytree(published[3], tmp_path / ".tiny.abcd.part")
+    assert list_drafters(tmp_path) == []
 
 
 def test_nothing_there(tmp_path):

@@ -1,12 +1,17 @@
 import json
+import os
 import random
 import shutil
 import socket
+import subprocess
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import make_target
+from workbench import cli
 from workbench.errors import WorkbenchError
 from workbench.publish import verify
 from workbench.publish.manifest import check_files, write_manifest
@@ -39,6 +44,43 @@ def test_any_changed_byte_of_any_file_is_noticed(published, tmp_path_factory, da
     assert "\n" not in str(failure.value)
     assert "tiny" in str(failure.value)
     shutil.rmtree(changed)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "config.json", "README.md", "validation.json", "workbench.json"]
+)
+@pytest.mark.parametrize("position", [0.0, 0.4, 0.999999])
+def test_the_command_fails_with_one_line_after_any_changed_byte(copied, name, position, capsys):
+    content = bytearray((copied / name).read_bytes())
+    content[int(position * len(content))] ^= 1
+    (copied / name).write_bytes(content)
+    assert cli.main(["verify", str(copied)]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert name in error
+
+
+def test_the_command_in_a_process_of_its_own(copied):
+    def run():
+        command = [sys.executable, "-m", "workbench", "verify", str(copied)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+
+    passed = run()
+    assert passed.returncode == 0, passed.stderr
+    assert "4 prompts decode losslessly (0 ties), acceptance length" in passed.stdout
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
+    failed = run()
+    assert failed.returncode == 2
+    assert failed.stderr == f"error: {weights} was changed after publishing: its hash does not match\n"
+
+
+def test_a_changed_line_ending_of_the_manifest_is_noticed(copied):
+    path = copied / "workbench.json"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r", 1))
+    with pytest.raises(WorkbenchError, match="was changed after publishing"):
+        check_files(copied)
 
 
 def test_every_byte_of_the_manifest_counts(copied):
@@ -117,6 +159,14 @@ def test_a_target_that_is_elsewhere_is_given_by_hand(copied, published, tmp_path
     with pytest.raises(WorkbenchError, match="TARGET="):
         verify(copied)
     assert verify(copied, TargetOptions(model=target)).num_prompts == 4
+
+
+def test_another_target_is_refused(copied, tmp_path):
+    other = make_target(vocab_size=30)
+    other.model.save_pretrained(tmp_path / "target")
+    other.tokenizer.save_pretrained(tmp_path / "target")
+    with pytest.raises(WorkbenchError, match=r"\(for tiny\) does not fit the target target: its vocabulary"):
+        verify(copied, TargetOptions(model=str(tmp_path / "target")))
 
 
 def test_a_plain_folder_is_no_published_drafter(tmp_path):

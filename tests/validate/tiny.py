@@ -12,6 +12,7 @@ from workbench.recipe import (
     DrafterOptions,
     PromptSource,
     PruneOptions,
+    PublishOptions,
     Recipe,
     Suite,
     TargetOptions,
@@ -48,4 +49,5 @@ def make_recipe(folder: Path, target: Path, num_prompts: int = 4, **decode: obje
             timed_prompts=2,
             warmup_prompts=1,
         ),
+        publish=PublishOptions(licence="apache-2.0"),
     )

@@ -3,17 +3,22 @@
 Nothing is typed by hand and nothing may be missing: an unknown field is an error, not an empty place in the text.
 """
 
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
 from workbench.files import read_json
-from workbench.validate.table import render_estimate, render_losslessness, value_of
+from workbench.validate.methods import CANDIDATE
+from workbench.validate.table import render_estimate, render_hit_rate, render_losslessness, value_of
 
 TAGS = ["speculative-decoding", "block-diffusion", "draft-model", "d3d"]
+RESULTS_FILE = ".eval_results/speculative-decoding.yaml"
+"""The hub's own form of evaluation results; it knows those on datasets of the hub only."""
 
 
 def render_card(manifest: dict[str, Any], validation: dict[str, Any], folder: Path, name: str) -> str:
@@ -50,7 +55,7 @@ def _front_matter(manifest: dict[str, Any], validation: dict[str, Any], name: st
     if datasets:
         fields["datasets"] = datasets
     return ModelCardData(
-        license=recipe["publish"]["licence"],
+        license=manifest["licence"],
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=TAGS + pruned,
@@ -61,21 +66,45 @@ def _front_matter(manifest: dict[str, Any], validation: dict[str, Any], name: st
 
 
 def _eval_results(validation: dict[str, Any]) -> list[EvalResult]:
-    sources = {suite["name"]: suite["source"] for suite in validation["options"]["validate"]["suites"]}
+    """Results on all suites, in the older form of the front matter, which takes any name for a dataset."""
     return [
         EvalResult(
             task_type="text-generation",
             task_name="Speculative decoding",
-            dataset_type=sources[suite]["prompts"] if _is_hub_id(sources[suite]["prompts"]) else suite,
+            dataset_type=source["prompts"] if _is_hub_id(source["prompts"]) else suite,
             dataset_name=suite,
-            dataset_split=sources[suite]["split"],
+            dataset_split=source["split"],
             metric_type=metric,
             metric_name=title,
-            metric_value=round(value_of(cell[metric]), 3),
+            metric_value=value,
         )
-        for suite, cell in validation["methods"]["asynchronous"].items()
-        for metric, title in (("acceptance_length", "Acceptance length"), ("speedup", "Speedup"))
+        for suite, source, metric, title, value in _measured(validation)
     ]
+
+
+def render_results(manifest: dict[str, Any], validation: dict[str, Any]) -> str | None:
+    """Results on datasets of the hub as YAML for `RESULTS_FILE`; None where there are none."""
+    entries = [
+        EvalResultEntry(
+            dataset_id=source["prompts"],
+            task_id=f"speculative_decoding_{metric}",
+            value=value,
+            date=manifest["date"],
+            notes=f"{title} of the asynchronous decoder, drafting for {manifest['target']['identity']}, batch 1, on "
+            f"{_hardware(validation['hardware'])}",
+        )
+        for _, source, metric, title, value in _measured(validation)
+        if _is_hub_id(source["prompts"])
+    ]
+    return yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False) if entries else None
+
+
+def _measured(validation: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str, str, float]]:
+    """(suite, its source, metric, title of the metric, value) of everything that is put forward."""
+    sources = {suite["name"]: suite["source"] for suite in validation["options"]["validate"]["suites"]}
+    for suite, cell in validation["methods"][CANDIDATE].items():
+        for metric, title in (("acceptance_length", "Acceptance length"), ("speedup", "Speedup")):
+            yield suite, sources[suite], metric, title, round(value_of(cell[metric]), 3)
 
 
 def _fields(manifest: dict[str, Any], validation: dict[str, Any], config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -95,18 +124,18 @@ def _fields(manifest: dict[str, Any], validation: dict[str, Any], config: dict[s
         "hardware": _hardware(validation["hardware"]),
         "target_dtype": validation["target"]["dtype"],
         "repetitions": options["repetitions"],
-        "workbench_snippet": _workbench_snippet(recipe, target, manifest["verification"]["prompts"][0], name),
+        "repository": recipe["publish"]["repository"],
+        "workbench_snippet": _workbench_snippet(recipe, target, decode, manifest["verification"]["prompts"][0], name),
         "assistant_snippet": _assistant_snippet(recipe, manifest["verification"]["prompts"][0], name)
         if trains_autoregressively
         else "",
+        "is_causal": drafter["block_attention"] == "causal",
         "prompt_sources": ", ".join(_source_name(source["prompts"]) for source in recipe["corpus"]["sources"]),
         "thinking": "on" if target["thinking"] else "off",
         "context_tokens": config["max_position_embeddings"],
         "trained_tokens": recipe["corpus"]["max_prompt_tokens"] + recipe["corpus"]["max_new_tokens"],
         "parameters": f"{manifest['drafter']['num_parameters'] / 1e6:.1f} million",
-        "parent": drafter["parent"],
-        "lineage": _lineage(recipe, drafter),
-        "training": _training(manifest),
+        "lineage": _lineage(manifest),
         "recipe_name": manifest["name"],
         "code": manifest["code"].get("revision", ""),
         "folder_name": name,
@@ -130,44 +159,47 @@ def _rows(validation: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _suites(validation: dict[str, Any]) -> list[dict[str, str]]:
-    suites = []
-    for suite, cell in validation["methods"]["asynchronous"].items():
-        survival = cell["acceptance_by_position"]["survival"]
-        suites.append(
-            {
-                "name": suite,
-                "num_prompts": cell["num_prompts"],
-                "acceptance_length": render_estimate(cell["acceptance_length"]),
-                "first": f"{100 * survival[0]:.0f} %",
-                "last": f"{100 * survival[-1]:.0f} %",
-            }
+    return [
+        {
+            "name": suite,
+            "num_prompts": cell["num_prompts"],
+            "acceptance_length": render_estimate(cell["acceptance_length"]),
+            "per_prompt": f"{cell['acceptance_length_per_prompt']:.2f}",
+            "first": f"{100 * cell['acceptance_by_position']['survival'][0]:.0f} %",
+            "last": f"{100 * cell['acceptance_by_position']['survival'][-1]:.0f} %",
+            "hits": render_hit_rate(cell),
+        }
+        for suite, cell in validation["methods"][CANDIDATE].items()
+    ]
+
+
+def _lineage(manifest: dict[str, Any]) -> list[str]:
+    """Sentences on parent, dropped layers, search, healing and training."""
+    drafter, search = manifest["drafter"], manifest.get("search", {})
+    dropped, kept = (", ".join(map(str, drafter[key])) for key in ("dropped_layers", "kept_layers"))
+    layers = f"Layers {dropped} were dropped; kept are {kept} (original indices)." if dropped else "All are kept."
+    sentences = [f"Parent: {drafter['parent']}, {drafter['parent_num_layers']} layers. {layers}"]
+    chosen = search.get("chosen")
+    if chosen:
+        trials = sum(study["num_trials"] for study in search["studies"])
+        sentences.append(f"Searched in {trials} trials of {len(search['studies'])} studies: {search['reason']}.")
+    if chosen and chosen["trials"]:
+        sentences.append(f"Found by {', '.join(f'`{trial}`' for trial in chosen['trials'])}.")
+    if chosen and chosen["heal_steps"]:
+        sentences.append(f"Healed for {chosen['heal_steps']} steps, {chosen['heal_s'] / 60:.1f} minutes.")
+    training = manifest.get("distillation")
+    if training:
+        sentences.append(
+            f"Distilled in {training['seconds'] / 60:.1f} minutes: {training['steps']} steps, "
+            f"{training['clean_tokens']} clean tokens and {training['block_rows']} block rows; autoregressive loss on "
+            f"clean rows: `{manifest['recipe']['distill']['autoregressive']}`."
         )
-    return suites
+    return sentences
 
 
-def _lineage(recipe: dict[str, Any], drafter: dict[str, Any]) -> str:
-    kept = ", ".join(map(str, drafter["kept_layers"]))
-    if not drafter["dropped_layers"]:
-        return "All of them are kept."
-    dropped = ", ".join(map(str, drafter["dropped_layers"]))
-    if recipe["prune"]["drop_layers"]:
-        healing = f", the rest was healed for up to {recipe['prune']['heal_steps']} steps"
-    else:
-        healing = ""
-    return f"Layers {dropped} were dropped{healing}; kept: {kept} (original indices)."
-
-
-def _training(manifest: dict[str, Any]) -> str:
-    distillation = manifest.get("distillation", {})
-    if not {"steps", "seconds"} <= set(distillation):
-        return ""
-    return (
-        f"Distilled for {distillation['steps']} steps in {distillation['seconds'] / 60:.1f} minutes, on block rows and "
-        f"with an autoregressive loss {manifest['recipe']['distill']['autoregressive']!r} on clean rows."
-    )
-
-
-def _workbench_snippet(recipe: dict[str, Any], target: dict[str, Any], prompt: str, name: str) -> str:
+def _workbench_snippet(
+    recipe: dict[str, Any], target: dict[str, Any], decode: dict[str, Any], prompt: str, name: str
+) -> str:
     revision = f', revision="{target["revision"]}"' if target["revision"] else ""
     thinking = ", thinking=True" if target["thinking"] else ""
     dtype = recipe["target"]["dtype"]
@@ -179,7 +211,7 @@ from workbench.targets import load_target
 
 if __name__ == "__main__":  # the drafter runs in a process of its own
     target = load_target(TargetOptions(model={recipe["target"]["model"]!r}, dtype={dtype!r}{revision}{thinking}))
-    options = DecodeOptions(draft_length={recipe["decode"]["draft_length"]})
+    options = DecodeOptions(draft_length={decode["draft_length"]}, max_hypotheses={decode["max_hypotheses"]})
     with build_decoder("asynchronous", target, Path({name!r}), options) as decoder:
         print(decoder.generate({prompt!r}, max_new_tokens=128).text)"""
 
@@ -191,6 +223,7 @@ def _assistant_snippet(recipe: dict[str, Any], prompt: str, name: str) -> str:
 tokenizer = AutoTokenizer.from_pretrained({name!r})
 target = AutoModelForCausalLM.from_pretrained({model!r})
 assistant = AutoModelForCausalLM.from_pretrained({name!r})
+assistant.resize_token_embeddings(target.config.vocab_size)  # without the mask's row, where that is one more
 messages = [{{"role": "user", "content": {prompt!r}}}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 output = target.generate(**inputs, assistant_model=assistant, do_sample=False, max_new_tokens=128)

@@ -9,7 +9,8 @@ from workbench.decode.calibration import FILE_NAME as CALIBRATION_FILE
 from workbench.drafter.model import check_pair, load_drafter, save_drafter, stored_dtype
 from workbench.errors import WorkbenchError
 from workbench.files import read_json, remove_leftovers, whole_folder, write_json, write_text
-from workbench.publish.card import render_card
+from workbench.publish.card import RESULTS_FILE, render_card, render_results
+from workbench.publish.lineage import read_licence
 from workbench.publish.manifest import MANIFEST_FILE, build_manifest, check_files, write_manifest
 from workbench.publish.safety import refuse_code
 from workbench.publish.verify import NUM_PROMPTS, prove, reload_offline
@@ -33,7 +34,7 @@ def publish(recipe: Recipe, run_folder: Path, drafter_folder: Path, folder: Path
     """
     _refuse_foreign_folder(folder, recipe.name)
     remove_leftovers(folder.parent, folder.name)
-    validation = read_validation(run_folder)
+    validation, licence = read_validation(run_folder), read_licence(recipe)
     target = load_target(recipe.target)
     drafter = load_drafter(drafter_folder, dtype=stored_dtype(drafter_folder))
     check_pair(drafter.spec, target)
@@ -49,8 +50,12 @@ def publish(recipe: Recipe, run_folder: Path, drafter_folder: Path, folder: Path
         reload_offline(temporary)
         proof = prove(target, temporary, prompts, recipe.decode)
         verification = {"prompts": prompts, "acceptance_length": proof.acceptance_length, "suite": suite.name}
-        manifest = build_manifest(recipe, drafter, run_folder, verification)
+        manifest = build_manifest(recipe, drafter, licence, run_folder, verification)
         write_text(temporary / "README.md", render_card(manifest, validation, temporary, str(folder)))
+        results = render_results(manifest, validation)
+        if results:
+            (temporary / RESULTS_FILE).parent.mkdir()
+            write_text(temporary / RESULTS_FILE, results)
         write_manifest(manifest, temporary)
         check_files(temporary)
     console.print(f"published {folder}: {drafter.num_layers} layers, {proof.num_prompts} prompts decode losslessly")

@@ -13,6 +13,8 @@ from typing import Any
 from workbench.drafter.model import Drafter
 from workbench.errors import WorkbenchError
 from workbench.files import read_json, sha256_of_file, write_text
+from workbench.prune.storage import without_password
+from workbench.publish.lineage import read_lineage
 from workbench.recipe import Recipe
 from workbench.validate.machine import describe_hardware, describe_versions
 from workbench.validate.timing import read_date
@@ -25,12 +27,15 @@ _HUB_FILES = {".gitattributes", ".cache", ".git"}
 """What the hub and git put beside the files of a repository; nothing of it is ever loaded."""
 
 
-def build_manifest(recipe: Recipe, drafter: Drafter, run_folder: Path, verification: dict[str, Any]) -> dict[str, Any]:
+def build_manifest(
+    recipe: Recipe, drafter: Drafter, licence: str, run_folder: Path, verification: dict[str, Any]
+) -> dict[str, Any]:
     """Everything that is needed to rebuild a drafter, without the files' hashes.
 
     Args:
         recipe: As resolved.
         drafter: What is published.
+        licence: Its own, inherited.
         run_folder: Holds the corpus's facts and the reports of distillation and search.
         verification: Prompts and acceptance length that `verify` repeats.
     """
@@ -59,18 +64,22 @@ def build_manifest(recipe: Recipe, drafter: Drafter, run_folder: Path, verificat
             "num_parameters": drafter.model.num_parameters(),
         },
         "seed": recipe.seed,
-        "recipe": recipe.as_dict(),
+        "licence": licence,
+        "recipe": _shareable_recipe(recipe),
         "verification": verification,
         "versions": describe_versions(),
         "hardware": describe_hardware(),
     }
-    corpus = _read_if_there(run_folder / "corpus" / "corpus.json")
-    if corpus:
-        manifest["corpus"] = {key: value for key, value in corpus.items() if not isinstance(value, list)}
-    distill = _read_if_there(run_folder / "distill" / "distill.json")
-    if distill:
-        manifest["distillation"] = {key: value for key, value in distill.items() if key != "curve"}
-    return manifest
+    return manifest | read_lineage(run_folder)
+
+
+def _shareable_recipe(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain values, without the passwords that addresses of storages and servers may hold."""
+    values = recipe.as_dict()
+    for section, key in (("prune", "storage"), ("corpus", "server")):
+        if values[section][key] is not None:
+            values[section][key] = without_password(values[section][key])
+    return values
 
 
 def describe_code() -> dict[str, Any]:
@@ -145,10 +154,6 @@ def list_files(folder: Path) -> list[str]:
         if path.is_file():
             names.append(relative.as_posix())
     return names
-
-
-def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from workbench.console import progress
 from workbench.errors import WorkbenchError
 from workbench.files import read_json
 from workbench.publish.manifest import MANIFEST_FILE, check_files
@@ -30,8 +31,14 @@ class RegistryEntry:
 
 
 def list_drafters(root: Path) -> list[RegistryEntry]:
-    """All published drafters under `root`, newest first; folders without a manifest are left out."""
-    entries = [_read_entry(manifest.parent) for manifest in sorted(root.glob(f"**/{MANIFEST_FILE}"))]
+    """All published drafters under `root`, newest first; not what is still being written."""
+    folders = [manifest.parent for manifest in sorted(root.glob(f"**/{MANIFEST_FILE}"))]
+    visible = [folder for folder in folders if not any(part.startswith(".") for part in folder.relative_to(root).parts)]
+    with progress("check files", len(visible)) as advance:
+        entries = []
+        for folder in visible:
+            entries.append(_read_entry(folder))
+            advance(1, "")
     return sorted(entries, key=lambda entry: entry.date, reverse=True)
 
 
@@ -43,7 +50,7 @@ def render_drafters(entries: list[RegistryEntry]) -> Table:
     for column in ("layers", "tau", "speedup"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("date", no_wrap=True)
-    table.add_column("files", overflow="fold", min_width=6)
+    table.add_column("verifies", overflow="fold", min_width=8)
     for entry in entries:
         table.add_row(
             str(entry.folder),
@@ -52,7 +59,7 @@ def render_drafters(entries: list[RegistryEntry]) -> Table:
             f"{entry.acceptance_length:.2f}",
             f"{entry.speedup:.2f}x",
             entry.date[:10],
-            entry.problem or "intact",
+            entry.problem or "yes",
             style="red" if entry.problem else "",
         )
     return table
