@@ -15,7 +15,7 @@ export DRAFTER PROMPT TARGET REPO
 
 .PHONY: help setup quickstart run corpus distill prune validate publish generate list verify \
 	export \
-	trace bench-decode delay exactness gpu-check target fetch-smollm2 lint test test-all clean
+	plan trace bench-decode delay exactness ablation throughput gpu-check target fetch-smollm2 lint test test-all clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 |-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -59,13 +59,16 @@ verify: setup ## check a published folder: DRAFTER=<folder>
 export: setup ## write DRAFTER=<folder> as engines serve it: FORMAT=vllm|assistant
 	@$(WORKBENCH) export "$$DRAFTER" --format "$(FORMAT)" $(if $(TARGET),--target "$$TARGET") $(ARGS)
 
-trace bench-decode delay exactness: setup
+plan trace bench-decode delay exactness ablation throughput: setup
 	@$(WORKBENCH) $@ $(RECIPE) $(ARGS)
 
+plan: ## what RECIPE's drafter would cost and gain; needs no weights: ARGS="--device h200"
 trace: ## record asynchronous decoding of RECIPE's drafter for Perfetto
 bench-decode: ## engines, executors and draft lengths side by side
 delay: ## how slow may the drafter get before a round gets longer?
 exactness: ## compare every decoder with plain greedy decoding, token for token
+ablation: ## what each ingredient of RECIPE's distillation brings in the same time
+throughput: ## a distillation step against plain training on as many rows
 
 gpu-check: setup ## what a GPU gives: pass times against the bandwidth floor, overlap of two streams
 	@$(WORKBENCH) gpu-check $(ARGS)

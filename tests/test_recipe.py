@@ -180,6 +180,10 @@ def test_wrong_overrides(write, overrides, message):
     assert " ".join(overrides) in str(error.value)
 
 
+def test_a_bare_off_is_off(write):
+    assert load_recipe(write(), ["--distill.autoregressive", "off"]).distill.autoregressive == "off"
+
+
 def test_a_recipe_of_another_version_is_refused():
     with pytest.raises(ValueError, match="future is no key"):
         recipe_from_dict({**VALUES, "future": 1})

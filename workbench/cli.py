@@ -222,6 +222,77 @@ def exactness(
     check_exactness(loaded, drafter or winner_folder(loaded), prompts, tokens)
 
 
+def ablation(recipe: str, overrides: Sequence[str] = (), *, minutes: float = 2.0, seeds: int = 3) -> None:
+    """Measures what each ingredient of the distillation brings in the same time.
+
+    Args:
+        recipe: Name of a file in recipes/, or its path.
+        overrides: `--section.key value` for any key of the recipe.
+        minutes: Of every training.
+        seeds: Trainings of every variant.
+    """
+    loaded = load_recipe(recipe, list(overrides))
+    from workbench.cost.ablation import measure_ablation
+    from workbench.stages import run_stages, sole_process
+
+    run_stages(loaded, ["corpus"])
+    with sole_process(loaded.run_folder):
+        measure_ablation(loaded, minutes, seeds)
+
+
+def throughput(recipe: str, overrides: Sequence[str] = (), *, steps: int = 30) -> None:
+    """Measures a distillation step against plain training on as many rows.
+
+    Args:
+        recipe: Name of a file in recipes/, or its path.
+        overrides: `--section.key value` for any key of the recipe.
+        steps: Measured steps.
+    """
+    loaded = load_recipe(recipe, list(overrides))
+    from workbench.cost.throughput import measure_throughput
+    from workbench.stages import run_stages
+
+    run_stages(loaded, ["corpus"])
+    measure_throughput(loaded, steps)
+
+
+def plan(
+    recipe: str = "qwen3-8b-d3d-8b",
+    overrides: Sequence[str] = (),
+    *,
+    target: str | None = None,
+    drafter: str | None = None,
+    layers: int | None = None,
+    device: str = "h200",
+    acceptance_length: float | None = None,
+    output: Path | None = None,
+) -> None:
+    """Estimates what a drafter costs and gains, before anything is loaded or trained.
+
+    Args:
+        recipe: Name of a file in recipes/, or its path.
+        overrides: `--section.key value` for any key of the recipe, if you name it.
+        target: A built-in shape (qwen3-8b, qwen3-32b, ...) in the place of the recipe's target.
+        drafter: A built-in shape in the place of the recipe's parent.
+        layers: Layers of the drafter in the place of the recipe's.
+        device: a100, h100, h200, measured (this machine), or numbers such as 4.8TB/s,989TFLOPS,141GB.
+        acceptance_length: Assumed tokens a round; by default several.
+        output: JSON file that is written; by default plan.json in the recipe's run folder.
+    """
+    loaded = load_recipe(recipe, list(overrides))
+    from workbench.cost.plan import FILE_NAME, write_plan
+
+    write_plan(
+        loaded,
+        output or loaded.run_folder / FILE_NAME,
+        target=target,
+        drafter=drafter,
+        layers=layers,
+        device=device,
+        acceptance_length=acceptance_length,
+    )
+
+
 def check_gpu(*, output: Path = Path("runs/gpu-check.json")) -> None:
     """Measures what a GPU gives: pass times against the bandwidth floor, overlap of two streams.
 
@@ -257,6 +328,9 @@ COMMANDS: dict[str, Command] = {
     "bench-decode": Command(bench_decode, "measure engines, executors and draft lengths side by side"),
     "delay": Command(delay, "measure how slow the drafter may get before a round gets longer"),
     "exactness": Command(exactness, "compare every decoder with plain greedy decoding, token for token"),
+    "plan": Command(plan, "estimate what a drafter costs and gains, before anything is trained"),
+    "ablation": Command(ablation, "measure what each ingredient of the distillation brings in the same time"),
+    "throughput": Command(throughput, "measure a distillation step against plain training on as many rows"),
     "gpu-check": Command(check_gpu, "measure what a GPU gives: pass times, overlap of two streams"),
 }
 """Every command, by name."""

@@ -135,8 +135,8 @@ class DistillOptions:
     """Tokens per position that a cache keeps; the others count together."""
     masked_anchor_fraction: ClosedUnitInterval = 0.35
     """Share of blocks whose anchor is masked too."""
-    learning_rate: PositiveFloat = 6e-4
-    """Peak of the schedule."""
+    learning_rate: PositiveFloat | Literal["auto"] = "auto"
+    """Peak of the schedule; auto: falls with the size of the drafter, see distill/learning_rate.py."""
     warmup_fraction: ClosedUnitInterval = 0.04
     """Share of the schedule spent rising linearly."""
     weight_decay: NonNegativeFloat = 0.01

@@ -86,6 +86,8 @@ def _build(kind: Any, value: Any, key: str, problems: list[str]) -> Any:
             if not attempt:
                 return result
     elif typing.get_origin(kind) is Literal:
+        if value is False and "off" in typing.get_args(kind):
+            return "off"  # as YAML 1.1 reads it without quotes
         if any(value == option and type(value) is type(option) for option in typing.get_args(kind)):
             return value
     else:

@@ -1,6 +1,8 @@
 import contextlib
 import csv
+import dataclasses
 
+import datasets
 import pytest
 import torch
 
@@ -105,6 +107,7 @@ def test_report_and_curve(corpus, tmp_path):
     drafter, report = fit(corpus, tmp_path)
     assert [point["step"] for point in report.curve] == [3, 6, 8]
     assert report.curve[-1].items() >= report.final.items()
+    assert report.forecasts == []  # too few points for a law
     assert report.seconds > 0
     assert report.tokens_per_second == pytest.approx((report.clean_tokens + report.block_rows) / report.seconds)
     for name in ("denoising", "autoregressive", "acceptance_anchored", "agreement_anchored_1", "agreement_masked_4"):
@@ -115,6 +118,23 @@ def test_report_and_curve(corpus, tmp_path):
     with (tmp_path / "curve.csv").open() as handle:
         assert [row["step"] for row in csv.DictReader(handle)] == ["3", "6", "8"]
     assert list(tmp_path.glob("log/version_0/metrics.csv"))
+
+
+def test_a_curve_of_enough_points_is_continued(corpus, tmp_path):
+    _, report = fit(corpus, tmp_path, steps=6, validate_every=1)
+    assert {(fit["figure"], fit["axis"]) for fit in report.forecasts} == {
+        (figure, axis)
+        for figure in ("acceptance_anchored", "acceptance_masked")
+        for axis in ("seconds", "clean_tokens")
+    }
+    assert all(fit["limit"] <= 5 for fit in report.forecasts)  # four draft tokens and the bonus
+
+
+def test_the_rate_follows_from_the_size(corpus, tmp_path):
+    fit(corpus, tmp_path, steps=10, learning_rate="auto")
+    with next(tmp_path.glob("log/version_0/metrics.csv")).open() as handle:
+        rates = [float(row["train/learning_rate"]) for row in csv.DictReader(handle) if row["train/learning_rate"]]
+    assert 0 < rates[0] <= 2e-3
 
 
 def test_training_ends_when_its_time_is_over(corpus, tmp_path):
@@ -148,6 +168,57 @@ def test_a_loss_that_is_no_number_names_the_sample(corpus, tmp_path, monkeypatch
     monkeypatch.setattr(Distillation, "terms", broken)
     with pytest.raises(WorkbenchError, match=r"no number at step \d+, in training sample 17$"):
         fit(corpus, tmp_path, steps=20)
+
+
+def test_a_bad_sample_costs_nothing_that_was_trained_before(corpus, tmp_path, monkeypatch):
+    from workbench.distill.module import Distillation
+
+    step = Distillation.training_step
+
+    def broken(self, batch, batch_index):
+        if self.global_step == 5:
+            raise WorkbenchError("the loss is no number")
+        return step(self, batch, batch_index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Distillation, "training_step", broken)
+        with pytest.raises(WorkbenchError):
+            fit(corpus, tmp_path / "stopped")
+    whole, _ = fit(corpus, tmp_path / "whole")
+    drawn: list[int] = []
+    with killed_at_batch(-1, monkeypatch, drawn):
+        resumed, _ = fit(corpus, tmp_path / "stopped")
+    assert drawn[0] == 3
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+
+
+def replace_sample(samples, index, **columns):
+    rows = samples.to_list()
+    rows[index] |= columns
+    return datasets.Dataset.from_list(rows)
+
+
+@pytest.mark.parametrize(
+    ("part", "columns", "message"),
+    [
+        ("train", {"response_ids": []}, "training sample 7 has a response of 0 tokens: nothing to supervise"),
+        ("train", {"response_ids": [1]}, "training sample 7 has a response of 1 tokens: nothing to supervise"),
+        ("held_out", {"prompt_ids": []}, "held-out sample 7 has no prompt token"),
+        ("train", {"response_ids": [4, 151_000, 1]}, "training sample 7 has token 151000, .* another tokenizer"),
+    ],
+)
+def test_bad_samples_are_named_before_anything_is_trained(corpus, tmp_path, part, columns, message):
+    bad = dataclasses.replace(corpus, **{part: replace_sample(getattr(corpus, part), 7, **columns)})
+    with pytest.raises(WorkbenchError, match=message):
+        fit(bad, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_corpus_of_another_template_is_refused(corpus, tmp_path):
+    other = dataclasses.replace(corpus, facts={"template_hash": "0" * 16})
+    with pytest.raises(WorkbenchError, match=r"another chat template \(0{16}\)"):
+        fit(other, tmp_path)
 
 
 def test_broken_weights_are_named_as_such(corpus, tmp_path):

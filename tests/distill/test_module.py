@@ -131,11 +131,13 @@ def test_a_corpus_smaller_than_a_batch_is_one_batch():
         ([], [], "no training response"),
         ([[1], [2]], [[3, 4], []], "training sample 1 has a response of 0 tokens"),
         ([[1], []], [[3, 4], [3, 4]], "training sample 1 has no prompt token"),
+        ([[1], [2]], [[3, 4], [3, 40, 1]], "training sample 1 has token 40, but the vocabulary ends at 39"),
+        ([[1], [99]], [[3, 4], [3, 4]], "training sample 1 has token 99, .* another tokenizer"),
     ],
 )
 def test_samples_without_supervision_are_named(prompts, responses, message):
     with pytest.raises(WorkbenchError, match=message):
-        check_samples(prompts, responses)
+        check_samples(prompts, responses, vocab_rows=40)
 
 
 def test_supervised_clean_rows_predict_the_response_and_its_stop(corpus):

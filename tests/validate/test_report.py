@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from workbench.distill.curve import forecast
 from workbench.errors import WorkbenchError
 from workbench.validate.report import write_report
 from workbench.validate.table import value_of
@@ -120,6 +121,16 @@ def test_what_is_not_there_is_left_out(tmp_path, validation):
     assert "Pruning" not in html + markdown
     assert "Learning curve" not in html
     assert "How it was made" not in html
+
+
+def test_a_fitted_curve_says_what_more_training_would_bring(tmp_path, validation):
+    curve = [
+        {"seconds": 30.0 * i, "acceptance_anchored": 7 - 4 / i, "acceptance_masked": 6 - 4 / i} for i in range(1, 9)
+    ]
+    forecasts = [forecast(curve, f"acceptance_{name}", 9) for name in ("anchored", "masked")]
+    html, markdown = write(tmp_path, validation, distillation={**DISTILLATION, "curve": curve, "forecasts": forecasts})
+    for text in (html, markdown):
+        assert re.search(r"continued: 6\.\d\d \(.*\) after 8 minutes and 6\.\d\d \(.*\) after 16 minutes", text)
 
 
 def test_a_validation_that_is_not_lossless_says_so(tmp_path, validation):

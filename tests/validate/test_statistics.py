@@ -3,7 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.validate.statistics import mean_of, median_of, median_ratio_of, pooled_ratio_of
+from workbench.validate.statistics import (
+    mean_of,
+    mean_of_few,
+    median_of,
+    median_ratio_of,
+    pooled_ratio_of,
+    student_quantile,
+)
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_claim():
@@ -49,3 +56,16 @@ def test_the_form_in_reports():
 def test_nothing_to_average_is_an_error():
     with pytest.raises(ValueError):
         mean_of([])
+
+
+@pytest.mark.parametrize(("degrees", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (200, 1.972)])
+def test_quantiles_of_student(degrees, quantile):
+    assert student_quantile(degrees) == pytest.approx(quantile, rel=1e-3)
+
+
+def test_the_mean_of_few_has_a_wide_interval():
+    estimate = mean_of_few([6.0, 6.2, 6.4])
+    assert estimate.value == pytest.approx(6.2)
+    assert estimate.high - estimate.value == pytest.approx(4.303 * 0.2 / 3**0.5, rel=1e-3)
+    with pytest.raises(ValueError, match="at least two"):
+        mean_of_few([6.0])

@@ -5,17 +5,19 @@ Dimensions: B sequence, T clean position, A block of a sequence.
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from workbench.corpus.responses import Corpus
 from workbench.distill.evaluation import EvaluationBlocks
 from workbench.drafter.blocks import BlockBatch, draw_starts, stack_sequences
 from workbench.errors import WorkbenchError
 from workbench.recipe import DistillOptions
+from workbench.targets import Target
 
 BUCKET_BATCHES = 32
 """Batches that are cut from one pool sorted by length: little padding, and still a mixture."""
@@ -41,7 +43,6 @@ class DistillationData(lightning.LightningDataModule):
         self.options = options
         self.seed = seed
         self.first_batch = 0
-        check_samples(self.prompts, self.responses)
 
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the one after the last that was trained on."""
@@ -111,11 +112,37 @@ def bucketed_batches(lengths: list[int], batch_size: int, rng: random.Random) ->
     return batches
 
 
-def check_samples(prompts: list[list[int]], responses: list[list[int]]) -> None:
-    """Refuses data with nothing to learn from, naming the sample."""
+def check_corpus(corpus: Corpus, target: Target, vocab_rows: int) -> None:
+    """Refuses a corpus of another template or tokenizer than the target's, or with nothing to learn from.
+
+    Args:
+        corpus: Both parts are looked at.
+        target: What it must fit.
+        vocab_rows: Rows of the smaller embedding of target and drafter.
+    """
+    written = corpus.facts.get("template_hash", target.template_hash)
+    if written != target.template_hash:
+        raise WorkbenchError(
+            f"the corpus was written with another chat template ({written}) than the target {target.identity} has "
+            f"({target.template_hash}): write it again"
+        )
+    for part, samples in (("training", corpus.train), ("held-out", corpus.held_out)):
+        check_samples(samples["prompt_ids"], samples["response_ids"], vocab_rows, part)
+
+
+def check_samples(
+    prompts: Sequence[list[int]], responses: Sequence[list[int]], vocab_rows: int, part: str = "training"
+) -> None:
+    """Refuses samples with nothing to learn from or with tokens that no row stands for, and names the first one."""
     if len(responses) == 0:
-        raise WorkbenchError("the corpus holds no training response: write it again")
+        raise WorkbenchError(f"the corpus holds no {part} response: write it again")
     for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         if not prompt or len(response) < 2:
             what = "no prompt token" if not prompt else f"a response of {len(response)} tokens: nothing to supervise"
-            raise WorkbenchError(f"training sample {index} has {what}; write the corpus again")
+            raise WorkbenchError(f"{part} sample {index} has {what}; write the corpus again")
+        highest = max(max(prompt), max(response))
+        if highest >= vocab_rows:
+            raise WorkbenchError(
+                f"{part} sample {index} has token {highest}, but the vocabulary ends at {vocab_rows - 1}: it was "
+                "written with another tokenizer; write the corpus again"
+            )

@@ -17,7 +17,8 @@ from lightning.pytorch.loggers import CSVLogger
 
 from workbench.console import console, progress
 from workbench.corpus.responses import Corpus, load_corpus
-from workbench.distill.data import DistillationData
+from workbench.distill.curve import forecast
+from workbench.distill.data import DistillationData, check_corpus
 from workbench.distill.evaluation import draw_evaluation_blocks
 from workbench.distill.module import Distillation
 from workbench.distill.precision import choose_precision, trainer_precision
@@ -55,6 +56,8 @@ class FitReport:
     """Held-out figures at the end: loss terms, acceptance and agreement, anchored and masked."""
     curve: list[dict[str, float]]
     """The same at every validation, with steps, seconds and tokens."""
+    forecasts: list[dict[str, Any]]
+    """What the curve says of more training, see `workbench.distill.curve.forecast`; none for a short curve."""
 
 
 def distill(recipe: Recipe, corpus_folder: Path, folder: Path) -> None:
@@ -109,6 +112,8 @@ def fit_drafter(
     """
     if draft_length is None:
         draft_length = drafter.spec.block_size - 1
+    vocab_rows = min(model.get_input_embeddings().weight.shape[0] for model in (drafter.model, target.model))
+    check_corpus(corpus, target, vocab_rows)
     lightning.seed_everything(seed, verbose=False)
     held_out = draw_evaluation_blocks(corpus.held_out, NUM_VALIDATION_STARTS, seed)
     drafter.model.requires_grad_(True).train()
@@ -128,8 +133,8 @@ def fit_drafter(
         cache = _open_cache(drafter, target, corpus, options, folder.parent / TEACHER_CACHE)
     module = Distillation(drafter, target, options, draft_length, cache)
     last_checkpoint = folder / CHECKPOINTS / "last.ckpt"
-    with _silent_lightning(), progress("distilling, per cent", total=100) as advance:
-        trainer = _build_trainer(options, folder, advance)
+    with silent_lightning(), progress("distilling, per cent", total=100) as advance:
+        trainer = build_trainer(options, folder, advance)
         with _clear_memory_errors(options):
             trainer.fit(module, data, ckpt_path=last_checkpoint if last_checkpoint.is_file() else None)
             module.finish()
@@ -156,6 +161,11 @@ def build_report(module: Distillation) -> FitReport:
     point = module.curve[-1]
     seconds = module.clock.elapsed_s()
     counts = ("step", "seconds", "clean_tokens", "block_rows")
+    forecasts = [
+        forecast(module.curve, f"acceptance_{name}", module.draft_length + 1, axis)
+        for axis in ("seconds", "clean_tokens")
+        for name in module.acceptance
+    ]
     return FitReport(
         steps=module.global_step,
         clean_tokens=module.num_clean_tokens,
@@ -164,6 +174,7 @@ def build_report(module: Distillation) -> FitReport:
         tokens_per_second=(module.num_clean_tokens + module.num_block_rows) / seconds,
         final={key: value for key, value in point.items() if key not in counts},
         curve=module.curve,
+        forecasts=[entry for entry in forecasts if entry is not None],
     )
 
 
@@ -193,7 +204,8 @@ class _ConsoleProgress(Callback):
             self.shown = done
 
 
-def _build_trainer(options: DistillOptions, folder: Path, advance: Callable[[int, str], None]) -> lightning.Trainer:
+def build_trainer(options: DistillOptions, folder: Path, advance: Callable[[int, str], None]) -> lightning.Trainer:
+    """The trainer of a distillation, which writes into `folder` and reports per cents to `advance`."""
     return lightning.Trainer(
         accelerator="auto",
         devices=options.devices,
@@ -241,7 +253,7 @@ def _clear_memory_errors(options: DistillOptions) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silent_lightning() -> Iterator[None]:
+def silent_lightning() -> Iterator[None]:
     """Keeps Lightning's own remarks off the screen; ours say what is going on."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench.distill.evaluation import match_slots
+from workbench.distill.learning_rate import choose_learning_rate
 from workbench.distill.losses import RowLosses, TargetRows, position_weights, row_losses, weighted_mean
 from workbench.distill.metrics import EstimatedAcceptance
 from workbench.distill.precision import Bfloat16Copy, choose_precision
@@ -66,8 +67,10 @@ class Distillation(lightning.LightningModule):
         self.online_teacher = OnlineTeacher(target.model, self.computes_in_bfloat16)
         self.cache = cache
         self.spec = drafter.spec
+        self.draft_length = draft_length
         self.options = options
         self.num_processes = count_processes(options)
+        self.peak_learning_rate = choose_learning_rate(options.learning_rate, drafter.model.num_parameters())
         self.vocab_size = min(drafter.model.get_output_embeddings().weight.shape[0], self.online_teacher.vocab_size)
         self.acceptance = torch.nn.ModuleDict(
             {"anchored": EstimatedAcceptance(draft_length), "masked": EstimatedAcceptance(draft_length)}
@@ -222,7 +225,7 @@ class Distillation(lightning.LightningModule):
         others = [p for p in parameters if p.ndim < 2 or p is embedding]
         return torch.optim.AdamW(
             [{"params": decays, "weight_decay": self.options.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=self.options.learning_rate,
+            lr=self.peak_learning_rate,
             betas=(0.9, 0.95),
             # Lightning does not clip gradients for a fused optimizer under mixed precision.
             fused=self.options.precision != "bf16-mixed",
@@ -251,7 +254,7 @@ class Distillation(lightning.LightningModule):
         """Sets the learning rate."""
         factor = schedule(self.progress(), self.options.warmup_fraction)
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = factor * self.options.learning_rate
+            group["lr"] = factor * self.peak_learning_rate
 
     def on_train_batch_end(self, outputs: Any, batch: BlockBatch, batch_index: int) -> None:
         """Averages the weights; ends the training when its time is over (steps are counted by the trainer)."""

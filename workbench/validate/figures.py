@@ -6,7 +6,7 @@ and in grey print (palette of Okabe and Ito).
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -77,7 +77,7 @@ def draw_speedups(suites: Sequence[str], methods: dict[str, dict[str, Any]]) -> 
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("speedup over plain decoding; lines are 95 % intervals")
 
-    return _render("speedups", "Speedup by suite and method", draw, (9.6, height))
+    return render_figure("speedups", "Speedup by suite and method", draw, (9.6, height))
 
 
 def draw_acceptance(cells: dict[str, dict[str, Any]]) -> str:
@@ -100,7 +100,7 @@ def draw_acceptance(cells: dict[str, dict[str, Any]]) -> str:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(fontsize=8.5)
 
-    return _render("acceptance", "Acceptance by position", draw, (4.7, 3.3))
+    return render_figure("acceptance", "Acceptance by position", draw, (4.7, 3.3))
 
 
 def draw_rounds(parts: dict[str, dict[str, Any]], name: str) -> str:
@@ -129,7 +129,7 @@ def draw_rounds(parts: dict[str, dict[str, Any]], name: str) -> str:
         axes.set_xlabel("milliseconds of a mean round")
         _legend_below(axes)
 
-    return _render(name, "Where a round's time goes", draw, (9.6, 1.15 + 0.5 * len(names)))
+    return render_figure(name, "Where a round's time goes", draw, (9.6, 1.15 + 0.5 * len(names)))
 
 
 def draw_hits(by_num_accepted: dict[str, dict[str, Any]], name: str) -> str:
@@ -164,7 +164,7 @@ def draw_hits(by_num_accepted: dict[str, dict[str, Any]], name: str) -> str:
         axes.set_ylabel("share of next blocks")
         _legend_below(axes, columns=2)
 
-    return _render(name, "Hits by outcome", draw, (4.7, 3.3))
+    return render_figure(name, "Hits by outcome", draw, (4.7, 3.3))
 
 
 def draw_front(points: Sequence[dict[str, Any]], front: Sequence[dict[str, Any]]) -> str:
@@ -192,11 +192,11 @@ def draw_front(points: Sequence[dict[str, Any]], front: Sequence[dict[str, Any]]
         axes.set_ylabel("estimated acceptance length")
         axes.legend(fontsize=8.5)
 
-    return _render("front", "Pruning front", draw, (4.7, 3.3))
+    return render_figure("front", "Pruning front", draw, (4.7, 3.3))
 
 
-def draw_learning_curve(curve: Sequence[dict[str, float]]) -> str:
-    """Estimated acceptance length on held-out blocks over training time."""
+def draw_learning_curve(curve: Sequence[dict[str, float]], forecasts: Sequence[dict[str, Any]] = ()) -> str:
+    """Estimated acceptance length on held-out blocks over training time, and where its fit is heading (dashed)."""
 
     def draw(axes: Axes) -> None:
         minutes = [point["seconds"] / 60 for point in curve]
@@ -206,16 +206,22 @@ def draw_learning_curve(curve: Sequence[dict[str, float]]) -> str:
         ):
             if all(key in point for point in curve):
                 axes.plot(minutes, [point[key] for point in curve], "o-", color=colour, markersize=4, label=label)
+            for fit in forecasts:
+                if (fit["figure"], fit["axis"]) == (key, "seconds"):
+                    ahead = [entry["seconds"] / 60 for entry in fit["predictions"]]
+                    low, high = zip(*(entry["ci95"] for entry in fit["predictions"]), strict=True)
+                    axes.plot(ahead, [entry["mean"] for entry in fit["predictions"]], "--", color=colour, linewidth=1.2)
+                    axes.fill_between(ahead, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_ylim(bottom=1)
         axes.set_xlim(left=0)
         axes.set_xlabel("minutes of distillation")
         axes.set_ylabel("estimated acceptance length")
         axes.legend(fontsize=8.5, loc="lower right")
 
-    return _render("curve", "Learning curve", draw, (4.7, 3.3))
+    return render_figure("curve", "Learning curve", draw, (4.7, 3.3))
 
 
-def _render(name: str, title: str, draw: Any, size: tuple[float, float]) -> str:
+def render_figure(name: str, title: str, draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
     """Draws into a figure of its own and returns its SVG element, with ids that no other figure of the page has."""
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size, layout="constrained")

@@ -268,11 +268,26 @@ def _curve_view(distillation: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     last = distillation["curve"][-1]
     return {
-        "figure": figures.draw_learning_curve(distillation["curve"]),
+        "figure": figures.draw_learning_curve(distillation["curve"], distillation.get("forecasts", [])),
         "text": f"{distillation['steps']} steps in {distillation['seconds'] / 60:.1f} minutes, "
         f"{distillation['tokens_per_second']:.0f} tokens a second; estimated acceptance length at the end "
-        f"{last['acceptance_anchored']:.2f} (anchored), {last['acceptance_masked']:.2f} (masked anchors).",
+        f"{last['acceptance_anchored']:.2f} (anchored), {last['acceptance_masked']:.2f} (masked anchors)."
+        + _outlook(distillation),
     }
+
+
+def _outlook(distillation: dict[str, Any]) -> str:
+    """What the fitted curve says of more training."""
+    fits = {(fit["figure"], fit["axis"]): fit for fit in distillation.get("forecasts", [])}
+    fit = fits.get(("acceptance_anchored", "seconds"))
+    if fit is None:
+        return ""
+    later = [
+        f"{render_estimate(entry)} after {entry['seconds'] / 60:.0f} minutes"
+        for entry in fit["predictions"]
+        if entry["multiple"] in (2, 4)
+    ]
+    return f" Its fit, anchored and continued: {' and '.join(later)}."
 
 
 def _source(validation: dict[str, Any], suite: str) -> str:

@@ -66,6 +66,26 @@ def pooled_ratio_of(numerators: Sequence[float], denominators: Sequence[float], 
     return _estimate("mean", float(numerators_P.sum() / denominators_P.sum()), ratios_R)
 
 
+def mean_of_few(values: Sequence[float]) -> Estimate:
+    """Mean of a few independent values, one per seed, with Student's interval: three are too few for a bootstrap."""
+    array = _checked(values)
+    if len(array) < 2:
+        raise ValueError("an interval needs at least two values")
+    mean = float(array.mean())
+    half = student_quantile(len(array) - 1) * float(array.std(ddof=1)) / len(array) ** 0.5
+    return Estimate("mean", mean, mean - half, mean + half)
+
+
+def student_quantile(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t.
+
+    With t = sqrt(degrees) tan(angle) the density is proportional to cos(angle) ** (degrees - 1) on (-90, 90) degrees.
+    """
+    angle = np.linspace(0, np.pi / 2, 200_001)
+    share = np.cumsum(np.cos(angle) ** (degrees - 1))
+    return float(np.sqrt(degrees) * np.tan(angle[np.searchsorted(share, 0.95 * share[-1])]))
+
+
 def median_ratio_of(
     numerators: Sequence[float] | Floats, denominators: Sequence[float] | Floats, seed: int = 0
 ) -> Estimate:
