@@ -163,11 +163,13 @@ class DistillOptions:
     ema_decay: ClosedUnitInterval = 0.0
     """Exponential moving average of the weights; 0: off."""
     freeze_embeddings: bool = False
-    """Keep embeddings (and a tied head) as the parent has them, the mask row aside."""
+    """Keep embeddings and head as the parent (the target, say) has them, the mask's row aside."""
+    attention: Literal["auto", "blocks"] = "auto"
+    """How a pass of sequences and blocks is computed; auto: FlexAttention on a GPU, else block by block (blocks)."""
     checkpoint_activations: bool = False
     """Less memory for about a third more time."""
     compile: bool = False
-    """torch.compile the drafter."""
+    """torch.compile the drafter's layers: worth its minute on a GPU."""
     validate_every: PositiveInt = 200
     """Steps between validations on held-out blocks."""
     patience: PositiveInt | None = None

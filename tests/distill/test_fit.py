@@ -5,6 +5,7 @@ import dataclasses
 import datasets
 import pytest
 import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from tests.conftest import make_model, make_spec, make_target
 from workbench.distill.data import DistillationData
@@ -101,6 +102,48 @@ def test_half_precision_learns_alike(corpus, tmp_path, precision):
     drafter, report = fit(corpus, tmp_path / "half", steps=30, precision=precision)
     assert report.final["denoising"] == pytest.approx(exact.final["denoising"], rel=0.05)
     assert all(weight.dtype == torch.float32 for weight in drafter.model.parameters())
+
+
+def assert_same_training(corpus, tmp_path, precision="32-true", **changes):
+    options = {"steps": 3, "validate_every": 3, "precision": precision}
+    whole, whole_report = fit(corpus, tmp_path / "plain", **options)
+    other, report = fit(corpus, tmp_path / "other", **options, **changes)
+    assert report.final["denoising"] == pytest.approx(whole_report.final["denoising"], rel=1e-4)
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(other)[name], tensor, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
+def test_recomputed_activations_change_nothing(corpus, tmp_path, monkeypatch, precision):
+    passes = []
+    forward = Qwen3MLP.forward
+    monkeypatch.setattr(Qwen3MLP, "forward", lambda self, *args: passes.append(self.training) or forward(self, *args))
+    assert_same_training(corpus, tmp_path, precision, checkpoint_activations=True)
+    assert sum(passes) == (1 + 2) * 3 * 3  # steps of 3 layers, without and with a second pass
+
+
+@pytest.mark.slow
+def test_compiled_layers_change_nothing(corpus, tmp_path, monkeypatch):
+    # The tracing is what may go wrong; without code generation it takes seconds.
+    compile_layer = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_layer(self, backend="aot_eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert_same_training(corpus, tmp_path, compile=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+def test_frozen_embeddings_and_heads_stay_those_of_the_target(corpus, tmp_path):
+    drafter = make_drafter()
+    model = drafter.model
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.config.tie_word_embeddings = False
+    before = weights(drafter)
+    fit(corpus, tmp_path, drafter, freeze_embeddings=True)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        changed = (weights(drafter)[name] != before[name]).any(-1)
+        assert changed.nonzero().flatten().tolist() == [36], name
+    assert not torch.equal(weights(drafter)["model.norm.weight"], before["model.norm.weight"])
 
 
 def test_report_and_curve(corpus, tmp_path):

@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from workbench.distill.losses import (
     FullRows,
@@ -147,6 +149,46 @@ def test_few_logits_are_held_at_once():
     rows.loss_R.sum().backward()
     assert max(heights) == 7
     assert sum(heights) == 100  # every row once for its loss and once more for its gradient
+
+
+class TensorSizes(TorchDispatchMode):
+    """Remembers the largest tensor that any operation makes, and how many elements autograd keeps at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.largest = max(self.largest, leaf.numel())
+        return result
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", *DIVERGENCES])
+@pytest.mark.parametrize("source", ["full", "top"])
+def test_rows_times_vocabulary_never_exist(kind, source):
+    """Neither in the loss nor in its gradient, nor among what is kept between the two."""
+    num_rows, vocab_size, chunk_logits = 64, 500, 2000
+    hidden = torch.randn(num_rows, 6, requires_grad=True)
+    head, target_head = (torch.nn.Linear(6, vocab_size, bias=False) for _ in range(2))
+    target = FullRows(torch.randn(num_rows, 6), target_head)
+    if source == "top":
+        target = top_rows(target.logprobs_RV(vocab_size), 3)
+    kept = []
+    with (
+        TensorSizes() as sizes,
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t),
+    ):
+        labels = torch.randint(vocab_size, (num_rows,))
+        rows = row_losses(hidden, labels, head, target, kind, 0.5, vocab_size, chunk_logits)
+        kept_between = sum(kept)
+        rows.loss_R.sum().backward()
+    assert head.weight.grad is not None
+    largest_allowed = max(chunk_logits, head.weight.numel())
+    assert sizes.largest <= largest_allowed < num_rows * vocab_size
+    assert kept_between < num_rows * vocab_size
 
 
 def test_weights_by_position():

@@ -179,6 +179,7 @@ def test_frozen_embeddings_learn_the_mask_alone(corpus):
     before = weight.detach().clone()
     terms = module.terms(make_data(corpus).batch(0))
     (terms.denoising + terms.autoregressive).backward()
+    module.on_before_optimizer_step(optimizer)
     optimizer.step()
     changed = (weight != before).any(-1)
     assert changed.nonzero().flatten().tolist() == [36]

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from tests.conftest import make_model, make_target
-from workbench.distill.precision import Bfloat16Copy, choose_precision, trainer_precision
+from workbench.distill.precision import Bfloat16Copy, choose_precision, computes_in_bfloat16, trainer_precision
+from workbench.recipe import DistillOptions
 
 IDS = torch.tensor([[5, 9, 2, 33, 7]])
 
@@ -46,5 +47,11 @@ def test_auto_asks_the_hardware(monkeypatch, has_matrix_unit):
 
 
 def test_lightning_leaves_the_weights_alone():
-    assert trainer_precision("bf16-true") == "32-true"
-    assert trainer_precision("bf16-mixed") == "bf16-mixed"
+    assert trainer_precision(DistillOptions(steps=1, precision="bf16-true")) == "32-true"
+    assert trainer_precision(DistillOptions(steps=1, precision="bf16-mixed")) == "bf16-mixed"
+
+
+def test_autocast_of_shards_is_a_cast_of_all_weights():
+    options = DistillOptions(steps=1, precision="bf16-mixed", strategy="fsdp2")
+    assert computes_in_bfloat16(options)
+    assert trainer_precision(options) == "32-true"

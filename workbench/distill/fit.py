@@ -21,8 +21,10 @@ from workbench.distill.curve import forecast
 from workbench.distill.data import DistillationData, check_corpus
 from workbench.distill.evaluation import draw_evaluation_blocks
 from workbench.distill.module import Distillation
-from workbench.distill.precision import choose_precision, trainer_precision
-from workbench.distill.processes import choose_strategy, count_processes
+from workbench.distill.precision import computes_in_bfloat16, trainer_precision
+from workbench.distill.processes import choose_strategy, count_processes, is_sharded, leave_processes
+from workbench.distill.recomputation import recomputing
+from workbench.distill.sharding import whole_copy
 from workbench.distill.teacher import looks_at_target
 from workbench.distill.teacher_cache import TeacherCache, plan_cache
 from workbench.drafter.layers import build_drafter
@@ -99,7 +101,8 @@ def fit_drafter(
     """Trains a drafter's weights in place, from the last checkpoint in `folder` if there is one.
 
     Args:
-        drafter: Changed; left in eval mode without gradients.
+        drafter: Changed; left in eval mode without gradients. Where weights are in shards, only the first process has
+            them whole in the end.
         target: Gives the distributions to learn.
         corpus: Its training responses, and held-out ones for validation.
         options: The training.
@@ -116,9 +119,6 @@ def fit_drafter(
     check_corpus(corpus, target, vocab_rows)
     lightning.seed_everything(seed, verbose=False)
     held_out = draw_evaluation_blocks(corpus.held_out, NUM_VALIDATION_STARTS, seed)
-    drafter.model.requires_grad_(True).train()
-    if options.checkpoint_activations:
-        drafter.model.gradient_checkpointing_enable({"use_reentrant": False})
     num_processes = count_processes(options)
     if len(corpus.train) < num_processes:
         raise WorkbenchError(
@@ -133,15 +133,20 @@ def fit_drafter(
         cache = _open_cache(drafter, target, corpus, options, folder.parent / TEACHER_CACHE)
     module = Distillation(drafter, target, options, draft_length, cache)
     last_checkpoint = folder / CHECKPOINTS / "last.ckpt"
-    with silent_lightning(), progress("distilling, per cent", total=100) as advance:
+    with (
+        silent_lightning(),
+        training_mode(drafter.model, options),
+        progress("distilling, per cent", total=100) as advance,
+    ):
         trainer = build_trainer(options, folder, advance)
         with _clear_memory_errors(options):
             trainer.fit(module, data, ckpt_path=last_checkpoint if last_checkpoint.is_file() else None)
             module.finish()
             if not module.curve or module.curve[-1]["step"] != module.global_step:
                 trainer.validate(module, data, verbose=False)
-    if options.checkpoint_activations:
-        drafter.model.gradient_checkpointing_disable()
+    if is_sharded(options):
+        drafter.model = whole_copy(drafter.model) or drafter.model
+    leave_processes()
     drafter.model.requires_grad_(False).eval()
     return build_report(module)
 
@@ -150,10 +155,8 @@ def _open_cache(
     drafter: Drafter, target: Target, corpus: Corpus, options: DistillOptions, folder: Path
 ) -> TeacherCache:
     vocab_size = min(model.get_output_embeddings().weight.shape[0] for model in (drafter.model, target.model))
-    in_bfloat16 = choose_precision(options.precision) == "bf16-true"
-    return TeacherCache(
-        folder, corpus, plan_cache(corpus, target.fingerprint, vocab_size, options.teacher_top_k, in_bfloat16)
-    )
+    plan = plan_cache(corpus, target.fingerprint, vocab_size, options.teacher_top_k, computes_in_bfloat16(options))
+    return TeacherCache(folder, corpus, plan)
 
 
 def build_report(module: Distillation) -> FitReport:
@@ -212,7 +215,8 @@ def build_trainer(options: DistillOptions, folder: Path, advance: Callable[[int,
         num_nodes=options.nodes,
         strategy=choose_strategy(options),
         use_distributed_sampler=False,  # a batch is divided by the module, held-out blocks are not
-        precision=trainer_precision(choose_precision(options.precision)),
+        precision=trainer_precision(options),
+        inference_mode=False,  # weights that are gathered or cast during validation must be fit for training too
         max_steps=options.steps,
         max_epochs=-1,
         accumulate_grad_batches=options.accumulate,
@@ -235,6 +239,22 @@ def build_trainer(options: DistillOptions, folder: Path, advance: Callable[[int,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+
+
+@contextlib.contextmanager
+def training_mode(model: Any, options: DistillOptions) -> Iterator[None]:
+    """Within, all weights are trained, layers are compiled and recomputed for the gradient as the options say."""
+    model.requires_grad_(True).train()
+    layers = model.base_model.layers
+    if options.compile:
+        for layer in layers:  # all alike: compiled once
+            layer.compile()
+    try:
+        with recomputing(model) if options.checkpoint_activations else contextlib.nullcontext():
+            yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ from workbench.distill.evaluation import match_slots
 from workbench.distill.learning_rate import choose_learning_rate
 from workbench.distill.losses import RowLosses, TargetRows, position_weights, row_losses, weighted_mean
 from workbench.distill.metrics import EstimatedAcceptance
-from workbench.distill.precision import Bfloat16Copy, choose_precision
-from workbench.distill.processes import count_processes, sum_over_processes, value_of_first
+from workbench.distill.precision import Bfloat16Copy, computes_in_bfloat16
+from workbench.distill.processes import count_processes, is_sharded, sum_over_processes, value_of_first
+from workbench.distill.sharding import placed_like, shard, whole
 from workbench.distill.teacher import OnlineTeacher, looks_at_target
 from workbench.distill.teacher_cache import TeacherCache
 from workbench.drafter.blocks import UNSUPERVISED, BlockBatch, hidden_rows, lay_out
@@ -63,8 +64,9 @@ class Distillation(lightning.LightningModule):
     ):
         super().__init__()
         self.model = drafter.model
-        self.computes_in_bfloat16 = choose_precision(options.precision) == "bf16-true"
-        self.online_teacher = OnlineTeacher(target.model, self.computes_in_bfloat16)
+        self.computes_in_bfloat16 = computes_in_bfloat16(options)
+        self.online_teacher = OnlineTeacher(target.model, self.computes_in_bfloat16 and not is_sharded(options))
+        self.shards = None
         self.cache = cache
         self.spec = drafter.spec
         self.draft_length = draft_length
@@ -75,8 +77,6 @@ class Distillation(lightning.LightningModule):
         self.acceptance = torch.nn.ModuleDict(
             {"anchored": EstimatedAcceptance(draft_length), "masked": EstimatedAcceptance(draft_length)}
         )
-        if options.freeze_embeddings:
-            self._train_mask_row_only(drafter.model.get_input_embeddings().weight)
         self.clock = Clock()
         self.averages: list[Tensor] | None = None
         """Exponential moving averages of the weights, while they train and if they are asked for."""
@@ -95,8 +95,19 @@ class Distillation(lightning.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Puts the target where it computes; on the host, if it does not."""
-        device = self.trainer.strategy.root_device if self.cache is None else torch.device("cpu")
-        self.online_teacher.place(device)
+        if self.cache is not None:
+            self.online_teacher.place(torch.device("cpu"))
+        elif not is_sharded(self.options):
+            self.online_teacher.place(self.trainer.strategy.root_device)
+
+    def configure_model(self) -> None:
+        """Shards drafter and target, where the strategy is to."""
+        if is_sharded(self.options) and self.shards is None:
+            models = [self.model] if self.cache is not None else [self.model, self.online_teacher.model]
+            assert self.device_mesh is not None
+            # As a plain attribute it would be a submodule, and the target's weights part of every checkpoint.
+            shards = shard(models, self.device_mesh["data_parallel"], self.computes_in_bfloat16)
+            object.__setattr__(self, "shards", shards)
 
     # Training
 
@@ -124,10 +135,14 @@ class Distillation(lightning.LightningModule):
 
     def terms(self, batch: BlockBatch) -> Terms:
         """Both loss terms of a batch, from one pass of the drafter and one clean pass of the target."""
+        return self._terms(batch) if self.shards is None else self.shards(lambda: self._terms(batch))
+
+    def _terms(self, batch: BlockBatch) -> Terms:
         options = self.options
         block_pass = lay_out(batch, self.spec)
-        model = Bfloat16Copy(self.model) if self.computes_in_bfloat16 else self.model
-        clean_BTD, hidden_BALD = hidden_rows(model, block_pass)
+        casts_itself = self.computes_in_bfloat16 and self.shards is None
+        model = Bfloat16Copy(self.model) if casts_itself else self.model
+        clean_BTD, hidden_BALD = hidden_rows(model, block_pass, options.attention)
         find_target = self._consult(batch)
         labels_BAL = block_pass.labels_BAL
         is_labelled_BAL = labels_BAL != UNSUPERVISED
@@ -218,11 +233,13 @@ class Distillation(lightning.LightningModule):
     # Optimizer and schedule
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW; norms, biases and embeddings do not decay."""
+        """AdamW; norms, biases, embeddings and whatever is frozen do not decay."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        embedding = self.model.get_input_embeddings().weight
-        decays = [p for p in parameters if p.ndim >= 2 and p is not embedding]
-        others = [p for p in parameters if p.ndim < 2 or p is embedding]
+        stays = {id(self.model.get_input_embeddings().weight)}
+        if self.options.freeze_embeddings:
+            stays.add(id(self.model.get_output_embeddings().weight))
+        decays = [p for p in parameters if p.ndim >= 2 and id(p) not in stays]
+        others = [p for p in parameters if p.ndim < 2 or id(p) in stays]
         return torch.optim.AdamW(
             [{"params": decays, "weight_decay": self.options.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=self.peak_learning_rate,
@@ -230,6 +247,15 @@ class Distillation(lightning.LightningModule):
             # Lightning does not clip gradients for a fused optimizer under mixed precision.
             fused=self.options.precision != "bf16-mixed",
         )
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leaves frozen embeddings and heads without gradient but in the mask's row."""
+        if self.options.freeze_embeddings:
+            for layer in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
+                gradient = layer.weight.grad
+                is_mask_row_V1 = torch.zeros(len(gradient), 1, dtype=gradient.dtype)
+                is_mask_row_V1[self.spec.mask_token_id] = 1
+                gradient.mul_(placed_like(is_mask_row_V1, gradient))
 
     def progress(self) -> float:
         """Share of the training that is done: by steps or by time, whichever is further."""
@@ -247,8 +273,11 @@ class Distillation(lightning.LightningModule):
     def on_train_start(self) -> None:
         """Starts the clock."""
         self.clock.start()
-        if self.options.ema_decay and self.averages is None:
-            self.averages = [parameter.detach().clone() for parameter in self.model.parameters()]
+        if self.options.ema_decay:
+            weights = [parameter.detach() for parameter in self.model.parameters()]
+            before = self.averages or [weight.clone() for weight in weights]
+            # A checkpoint may have been read before the weights were put on their device.
+            self.averages = [average.to(weight.device) for average, weight in zip(before, weights, strict=True)]
 
     def on_train_batch_start(self, batch: BlockBatch, batch_index: int) -> None:
         """Sets the learning rate."""
@@ -279,11 +308,6 @@ class Distillation(lightning.LightningModule):
         self._swap_averages()
         self.averages = None
 
-    def _train_mask_row_only(self, weight: torch.nn.Parameter) -> None:
-        is_mask_row_V1 = torch.zeros_like(weight[:, :1])
-        is_mask_row_V1[self.spec.mask_token_id] = 1
-        weight.register_hook(lambda gradient: gradient * is_mask_row_V1.to(gradient.device))
-
     # Validation
 
     def on_validation_epoch_start(self) -> None:
@@ -308,6 +332,8 @@ class Distillation(lightning.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Logs the figures and adds a point to the learning curve."""
+        if self.shards is not None:
+            self.shards.reshard()  # without a backward pass nothing else does
         self._swap_averages()
         denoising, autoregressive = (self._sums / max(1, self._num_batches)).tolist()
         figures = {"denoising": denoising, "autoregressive": autoregressive}
@@ -346,7 +372,7 @@ class Distillation(lightning.LightningModule):
             "clean_tokens": self.num_clean_tokens,
             "block_rows": self.num_block_rows,
             "curve": self.curve,
-            "averages": self.averages,
+            "averages": self.averages and [whole(average).cpu() for average in self.averages],
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -363,7 +389,9 @@ class Distillation(lightning.LightningModule):
         self.num_clean_tokens = saved["clean_tokens"]
         self.num_block_rows = saved["block_rows"]
         self.curve = list(saved["curve"])
-        self.averages = saved["averages"]
+        if saved["averages"]:
+            pairs = zip(saved["averages"], self.model.parameters(), strict=True)
+            self.averages = [placed_like(average, parameter) for average, parameter in pairs]
 
 
 class Clock:

@@ -6,6 +6,8 @@ import torch
 from torch.func import functional_call
 
 from workbench.distill.losses import Head
+from workbench.distill.processes import is_sharded
+from workbench.recipe import DistillOptions
 
 
 def choose_precision(precision: str) -> str:
@@ -17,9 +19,15 @@ def choose_precision(precision: str) -> str:
     return "bf16-true" if torch.cpu.get_capabilities().get("amx_bf16", False) else "32-true"
 
 
-def trainer_precision(precision: str) -> Any:
+def computes_in_bfloat16(options: DistillOptions) -> bool:
+    """All of a pass, with weights that are cast for it: autocast works on whole weights only."""
+    precision = choose_precision(options.precision)
+    return precision == "bf16-true" or (precision == "bf16-mixed" and is_sharded(options))
+
+
+def trainer_precision(options: DistillOptions) -> Any:
     """What Lightning is told: the casts of `bf16-true` are ours, or the weights themselves would be rounded."""
-    return "32-true" if precision == "bf16-true" else precision
+    return "32-true" if computes_in_bfloat16(options) else choose_precision(options.precision)
 
 
 class Bfloat16Copy:

@@ -14,9 +14,14 @@ def count_processes(options: DistillOptions) -> int:
     return options.devices * options.nodes
 
 
+def is_sharded(options: DistillOptions) -> bool:
+    """Each process holds a part of every weight, not all weights."""
+    return options.strategy == "fsdp2"
+
+
 def choose_strategy(options: DistillOptions) -> Any:
     """What Lightning is given: `auto` is one process alone, or copies of the drafter that average their gradients."""
-    if options.strategy == "fsdp2":
+    if is_sharded(options):
         return ModelParallelStrategy(
             data_parallel_size=count_processes(options), tensor_parallel_size=1, save_distributed_checkpoint=False
         )
@@ -39,3 +44,9 @@ def value_of_first(value: float, num_processes: int, device: torch.device) -> fl
     shared = torch.tensor(value, dtype=torch.float64, device=device)
     torch.distributed.broadcast(shared, 0)
     return shared.item()
+
+
+def leave_processes() -> None:
+    """Ends what binds processes together: the first goes on alone."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

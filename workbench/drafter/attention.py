@@ -9,9 +9,9 @@ E head width.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from transformers import AttentionInterface
 
 from workbench.drafter.visibility import Rows, visible_mask
 from workbench.errors import WorkbenchError
+
+Attention = Literal["auto", "blocks", "flex"]
 
 NAME = "workbench_blocks"
 """Under which `transformers` knows this attention."""
@@ -50,12 +52,19 @@ def block_visibility(clean: Rows, blocks: Rows, block_size: int, causal_blocks: 
     )
 
 
+def choose_attention(choice: Attention, device: torch.device) -> Literal["blocks", "flex"]:
+    """`auto` is FlexAttention on a GPU and attention by block elsewhere: without a GPU FlexAttention cannot train."""
+    if choice == "auto":
+        return "flex" if device.type == "cuda" else "blocks"
+    return choice
+
+
 @contextlib.contextmanager
-def attending_by_block(model: Any) -> Iterator[None]:
-    """Within, a stock model's forward takes `block_bias` (see `additive`) and attends by block."""
-    AttentionInterface.register(NAME, attend_by_block)
+def attending(model: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Within, a stock model's forward attends by `function`."""
+    AttentionInterface.register(name, function)
     previous = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+    model.config._attn_implementation = name
     try:
         yield
     finally:
@@ -99,9 +108,7 @@ def attend_by_block(
     Returns:
         (B, R, H, E), and no weights.
     """
-    changed = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
-    if changed:
-        raise WorkbenchError(f"{type(module).__name__} needs {changed[0]} in its attention, which drafters cannot have")
+    refuse_more_than_softmax(module, options)
     clean_bias_B11TT, block_bias_B11ALS = block_bias
     num_clean, (num_blocks, size) = clean_bias_B11TT.shape[-1], block_bias_B11ALS.shape[3:5]
     groups = (key.shape[1], query.shape[1] // key.shape[1])
@@ -126,6 +133,13 @@ def attend_by_block(
     blocks_BGMXE = blocks_BGMXE + (own_weights_BGMALL @ own_value_BG1ALE).flatten(3, 4)
 
     return torch.cat([clean_BGMTE, blocks_BGMXE], 3).flatten(1, 2).transpose(1, 2).contiguous(), None
+
+
+def refuse_more_than_softmax(module: Any, options: Mapping[str, Any]) -> None:
+    """Attention whose scores are changed beside the mask would be computed wrongly."""
+    changed = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
+    if changed:
+        raise WorkbenchError(f"{type(module).__name__} needs {changed[0]} in its attention, which drafters cannot have")
 
 
 def _product(left_BGMRX: Tensor, right_BGXY: Tensor) -> Tensor:

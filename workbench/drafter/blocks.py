@@ -17,7 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.drafter.attention import BlockVisibility, additive, attending_by_block, block_visibility
+from workbench.drafter import attention as by_block
+from workbench.drafter import flex
+from workbench.drafter.attention import (
+    Attention,
+    BlockVisibility,
+    additive,
+    attending,
+    block_visibility,
+    choose_attention,
+)
 from workbench.drafter.model import DrafterSpec
 from workbench.drafter.visibility import PADDING, Rows, block_rows, clean_rows, visible_mask
 
@@ -141,20 +150,28 @@ def lay_out(batch: BlockBatch, spec: DrafterSpec) -> BlockPass:
     )
 
 
-def hidden_rows(model: Any, block_pass: BlockPass) -> tuple[Tensor, Tensor]:
+def hidden_rows(model: Any, block_pass: BlockPass, attention: Attention = "auto") -> tuple[Tensor, Tensor]:
     """Runs a causal LM without its head over a pass.
+
+    Args:
+        model: Attends as `attention` says for this pass only.
+        block_pass: On the model's device.
+        attention: See `choose_attention`; all give the same.
 
     Returns:
         hidden_BTD of the clean rows and hidden_BALD of the block rows.
     """
-    bias = additive(block_pass.visibility, model.dtype)
-    with attending_by_block(model):
+    # A mask is given in any case, or the model would make one of its own.
+    if choose_attention(attention, block_pass.input_ids_BR.device) == "flex":
+        name, attend = flex.NAME, flex.attend_by_flex
+        inputs = {"attention_mask": flex.block_mask(block_pass.rows, block_pass.causal_blocks)}
+    else:
+        name, attend = by_block.NAME, by_block.attend_by_block
+        bias = additive(block_pass.visibility, model.dtype)
+        inputs = {"attention_mask": bias[0][:, 0], "block_bias": bias}
+    with attending(model, name, attend):
         hidden_BRD = model.base_model(
-            input_ids=block_pass.input_ids_BR,
-            attention_mask=bias[0][:, 0],  # so that the model makes no mask of its own
-            position_ids=block_pass.position_ids_BR,
-            use_cache=False,
-            block_bias=bias,
+            input_ids=block_pass.input_ids_BR, position_ids=block_pass.position_ids_BR, use_cache=False, **inputs
         ).last_hidden_state
     clean_BTD, blocks_BRD = hidden_BRD.split([block_pass.num_clean, hidden_BRD.shape[1] - block_pass.num_clean], dim=1)
     return clean_BTD, blocks_BRD.unflatten(1, block_pass.labels_BAL.shape[1:])
