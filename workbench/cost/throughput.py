@@ -4,9 +4,11 @@ Both run in one process and take turns, step by step. The distillation is timed 
 trainer: drawing blocks, the frozen target's pass, both losses, the backward pass, clipping, the optimizer and all
 bookkeeping are on the clock. The plain side is a `transformers` forward with `labels`, its backward pass, clipping and
 the same optimizer, and one forward of the target over the batch's clean sequences, which the distillation needs too.
-Rows are those of the distillation batch, padding included: the plain model is given sequences of the same length.
+Rows are those of the distillation batch, padding included: the plain model is given sequences of the same length. Both
+compute in the recipe's precision; under `bf16-true` the plain model even keeps weights and optimizer in bfloat16.
 """
 
+import copy
 import dataclasses
 import tempfile
 import time
@@ -126,9 +128,12 @@ class _PlainTraining:
     """Next-token training of a stock model in the precision of a distillation, and the target's forward."""
 
     def __init__(self, model: Any, target: Target, module: Distillation) -> None:
-        self.model, self.target_model = model.train(), target.model
         self.options = module.options
-        self.is_exact = choose_precision(module.options.precision) == "32-true"
+        self.precision = choose_precision(module.options.precision)
+        self.model, self.target_model = model.train(), target.model
+        if self.precision == "bf16-true":
+            # The least work that plain training can do: no float32 weights to keep, nothing to cast.
+            self.model, self.target_model = model.bfloat16(), copy.deepcopy(target.model).bfloat16()
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=module.options.weight_decay, fused=True
         )
@@ -149,8 +154,9 @@ class _PlainTraining:
             self.target_model(input_ids=tokens_BT, use_cache=False)
 
     def _precision(self) -> Any:
-        device = self.model.device.type
-        return nullcontext() if self.is_exact else torch.autocast(device, dtype=torch.bfloat16)
+        if self.precision != "bf16-mixed":
+            return nullcontext()
+        return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
 
 
 class _Turns(Callback):
