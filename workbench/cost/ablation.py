@@ -8,7 +8,9 @@ import dataclasses
 import gc
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,25 +104,24 @@ def measure_ablation(recipe: Recipe, minutes: float, num_seeds: int) -> Path:
     ]
     folder = recipe.run_folder / "ablation"
     results: list[dict[str, Any]] = []
-    for training, minutes_left in _with_minutes_left(trainings, minutes, folder):
+    spent_s: list[float] = []
+    for number, training in enumerate(trainings):
+        waiting = [item for item in trainings[number:] if not _result_path(folder, item).is_file()]
+        each_s = statistics.fmean(spent_s) if spent_s else 60 * minutes
         console.print(
-            f"training {len(results) + 1} of {len(trainings)}, about {minutes_left:.0f} minutes left: "
+            f"training {number + 1} of {len(trainings)}, about {len(waiting) * each_s / 60:.0f} min left: "
             f"seed {training.seed}, {training.variant.name}",
             markup=False,
         )
+        started_s = time.monotonic()
         results.append(_train(training, recipe, target, corpus, minutes, folder))
+        if training in waiting:
+            spent_s.append(time.monotonic() - started_s)
         _write_table(recipe, minutes, num_seeds, results)
     console.print(render_rows(read_json(recipe.run_folder / FILE_NAME)["variants"]), soft_wrap=False)
     path = recipe.run_folder / FILE_NAME
     console.print(f"wrote {path}, its table (.md) and its figure (.svg)")
     return path
-
-
-def _with_minutes_left(trainings: Sequence[Training], minutes: float, folder: Path) -> Iterator[tuple[Training, float]]:
-    """Each training with the minutes from its start to the end of all; finished ones take none."""
-    is_finished = [_result_path(folder, training).is_file() for training in trainings]
-    for number, training in enumerate(trainings):
-        yield training, minutes * is_finished[number:].count(False)
 
 
 def _train(
