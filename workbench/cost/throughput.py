@@ -25,7 +25,7 @@ from workbench.corpus.responses import Corpus, load_corpus
 from workbench.cost.training import THROUGHPUT_FILE
 from workbench.distill.data import DistillationData
 from workbench.distill.evaluation import draw_evaluation_blocks
-from workbench.distill.fit import build_trainer, silent_lightning
+from workbench.distill.fit import build_trainer, silent_lightning, training_mode
 from workbench.distill.module import Distillation
 from workbench.distill.precision import choose_precision
 from workbench.drafter.blocks import BlockBatch
@@ -115,6 +115,7 @@ def time_steps(recipe: Recipe, corpus: Corpus, target: Target, num_steps: int) -
     with (
         tempfile.TemporaryDirectory() as folder,
         silent_lightning(),
+        training_mode(drafter.model, options),
         progress("throughput: steps", num_steps + _WARM_STEPS) as advance,
     ):
         turns = _Turns(_PlainTraining(twin.model, target, module), recipe.drafter.block_size, advance)
