@@ -43,7 +43,7 @@ def start(folder: Path) -> subprocess.Popen:
 
 
 def kill_when(process: subprocess.Popen, is_time: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 300
+    deadline_s = time.monotonic() + 1800
     while not is_time():
         assert process.poll() is None, f"the run ended before it could be killed:\n{process.communicate()[0]}"
         assert time.monotonic() < deadline_s

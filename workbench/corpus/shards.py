@@ -17,7 +17,7 @@ from workbench.corpus.selection import SelectedPrompt, Selection
 from workbench.errors import WorkbenchError
 from workbench.files import whole_file
 
-_BATCHES_PER_SHARD = 8  # a kill loses at most one shard per worker; each shard ends with a shrinking batch
+_BATCHES_PER_SHARD = 4  # a kill loses at most one shard per worker; each shard ends with a shrinking batch
 _MOST_EMPTY_FRACTION = 0.5  # more empty responses than that in a shard: the template or the target is wrong
 _SCHEMA = pyarrow.schema(
     [
@@ -46,7 +46,7 @@ class ShardFacts:
 
 
 def plan_shards(selection: Selection, batch_size: int, folder: Path) -> list[Shard]:
-    """Cuts both parts into shards of about eight batches, an even number of them, all of one size: two cores share."""
+    """Cuts both parts into shards of about four batches, an even number of them, all of one size: two cores share."""
     shards = []
     for part, prompts in (("held_out", selection.held_out), ("train", selection.train)):
         num_shards = 2 * -(-len(prompts) // (2 * _BATCHES_PER_SHARD * batch_size))

@@ -5,7 +5,6 @@ autoregressive row of the same engine.
 """
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +24,7 @@ from workbench.targets import Target, load_target
 from workbench.validate.machine import describe_hardware, describe_versions
 from workbench.validate.statistics import median_of, median_ratio_of, pooled_ratio_of
 from workbench.validate.suites import load_suites
-from workbench.validate.timing import Job, Measurement, measure_generation
+from workbench.validate.timing import Job, Measurement, measure_generation, measure_preparation
 
 FILE_NAME = "bench-decode.json"
 
@@ -79,12 +78,14 @@ def bench_decode(
     with ExitStack() as stack:
         decoders = {}
         for row in rows:
-            start_s = time.monotonic()
-            decoder = stack.enter_context(_build(row, target, drafter_folder, recipe.decode))
-            # One generation compiles or captures what the row needs.
-            decoder.generate(prompts[0], recipe.validate.max_new_tokens)
-            warm_up_s[row.name] = time.monotonic() - start_s
-            decoders[row.name] = decoder
+
+            def prepare(row: Row = row) -> Decoder:
+                decoder = stack.enter_context(_build(row, target, drafter_folder, recipe.decode))
+                # One generation compiles or captures what the row needs.
+                decoder.generate(prompts[0], recipe.validate.max_new_tokens)
+                return decoder
+
+            decoders[row.name], warm_up_s[row.name] = measure_preparation(prepare)
             measured[row.name] = [[] for _ in prompts]
             console.print(f"{row.name}: ready after {warm_up_s[row.name]:.1f} s")
         with progress("bench-decode", repetitions * len(prompts) * len(rows)) as advance:

@@ -23,15 +23,17 @@ import gc
 import itertools
 import random
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from workbench.validate.machine import cores_used_by_others, read_cpu_ticks
+
+Ready = TypeVar("Ready")
 
 IDLE_SAMPLE_S = 1.0
 """How long the machine is watched before the first measurement."""
@@ -183,6 +185,13 @@ def measure_generation(
         num_failures=generation.statistics.num_failures,
         others_cores=cores_used_by_others(before, after) if before and after else None,
     )
+
+
+def measure_preparation(prepare: Callable[[], Ready]) -> tuple[Ready, float]:
+    """What `prepare` returns, and the seconds that it took."""
+    start = time.perf_counter()
+    ready = prepare()
+    return ready, time.perf_counter() - start
 
 
 def measure_idle_load() -> float | None:
