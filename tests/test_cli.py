@@ -139,6 +139,30 @@ def test_the_makefile_has_every_command_with_one_line_of_help():
     assert set(phony[1].replace("\\\n", " ").split()) == set(listed)
 
 
+@pytest.mark.parametrize(
+    ("variables", "arguments"),
+    [
+        (["RECIPE=mine"], "publish mine"),
+        (["REPO=org/name"], 'publish quickstart --repo "$REPO"'),
+        (["REPO=org/name", "PUSH=0"], 'publish quickstart --repo "$REPO"'),
+        (["REPO=org/name", "PUSH=1"], 'publish quickstart --repo "$REPO" --push'),
+        (["REPO=org/name", "PUSH=1", "DIRECT=1"], 'publish quickstart --repo "$REPO" --push --direct'),
+    ],
+)
+def test_only_push_1_uploads(variables, arguments):
+    command = ["make", "--dry-run", "--no-print-directory", "publish", *variables]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ")
+    assert " ".join(printed.split()).endswith(f"-m workbench {arguments}")
+
+
+@pytest.mark.parametrize("path", [Path("README.md"), *sorted(Path("docs").glob("*.md"))], ids=str)
+def test_guides_name_existing_targets(path):
+    targets = set(re.findall(r"^([a-z0-9-]+):.*##", Path("Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?:^|`)(?:HF_TOKEN=\S+ )?make ([a-z0-9-]+)", path.read_text(), re.MULTILINE)
+    assert named
+    assert set(named) <= targets
+
+
 def test_the_winner_of_a_search_must_be_there(tmp_path):
     recipe = cli.load_recipe("quickstart", ["--runs", str(tmp_path)])
     with pytest.raises(WorkbenchError, match="run `prune` first"):

@@ -5,9 +5,10 @@ import sys
 
 import jinja2
 import pytest
-from huggingface_hub import ModelCard
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
 
-from workbench.publish.card import render_card
+from workbench.publish.card import RESULTS_FILE, render_card, render_results
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,34 @@ def test_a_missing_field_is_an_error(published, tmp_path):
     del manifest["target"]["template_hash"]
     with pytest.raises((jinja2.UndefinedError, KeyError)):
         render_card(manifest, validation, published[3], "tiny")
+
+
+def test_results_on_datasets_of_the_hub_have_the_hubs_own_form(published):
+    manifest, validation = (
+        json.loads((published[3] / name).read_text()) for name in ("workbench.json", "validation.json")
+    )
+    assert render_results(manifest, validation) is None, "prompts from a file are no dataset of the hub"
+    assert not (published[3] / RESULTS_FILE).exists()
+    validation["options"]["validate"]["suites"][0]["source"]["prompts"] = "openai/gsm8k"
+    entries = parse_eval_result_entries(yaml.safe_load(render_results(manifest, validation) or ""))
+    assert [entry.dataset_id for entry in entries] == ["openai/gsm8k"] * 2
+    assert [entry.task_id for entry in entries] == [
+        "speculative_decoding_acceptance_length",
+        "speculative_decoding_speedup",
+    ]
+    cell = validation["methods"]["asynchronous"]["words"]
+    assert entries[1].value == pytest.approx(cell["speedup"]["median"], abs=1e-3)
+    assert "tiny" in (entries[0].notes or "")
+
+
+def test_acceptance_by_domain(card, published):
+    validation = json.loads((published[3] / "validation.json").read_text())
+    (row,) = re.findall(r"^\| words \| 4 \| (.*) \|$", card.text, re.MULTILINE)
+    length, per_prompt, first, *_ = (cell.strip() for cell in row.split("|"))
+    cell = validation["methods"]["asynchronous"]["words"]
+    assert length.startswith(f"{cell['acceptance_length']['mean']:.2f} (")
+    assert per_prompt == f"{cell['acceptance_length_per_prompt']:.2f}"
+    assert first == f"{100 * cell['acceptance_by_position']['survival'][0]:.0f} %"
 
 
 def numbers_of(text):

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import re
 import shlex
 import shutil
 
@@ -211,6 +212,17 @@ def assert_assists_losslessly(target, assistant):
 def test_the_published_folder_itself_assists_losslessly(causal, published):
     for folder in (causal[1], published[3]):
         assert_assists_losslessly(make_target(), AutoModelForCausalLM.from_pretrained(folder))
+
+
+def test_the_card_of_a_drafter_with_a_row_more_assists_as_it_says(unpadded, capsys, monkeypatch):
+    target, folder = unpadded
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snippet = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+    exec(snippet, {})
+    shown = capsys.readouterr().out.strip()
+    prompt_ids = target.encode_prompt(json.loads((folder / "workbench.json").read_text())["verification"]["prompts"][0])
+    plain = target.model.generate(torch.tensor([prompt_ids]), do_sample=False, max_new_tokens=128)
+    assert shown == target.tokenizer.decode(plain[0, len(prompt_ids) :], skip_special_tokens=True)
 
 
 def test_the_commands_of_an_assistant(causal, tmp_path):

@@ -73,7 +73,8 @@ def test_the_command_in_a_process_of_its_own(copied):
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
     failed = run()
     assert failed.returncode == 2
-    assert failed.stderr == f"error: {weights} was changed after publishing: its hash does not match\n"
+    assert failed.stderr.startswith(f"error: {weights} was changed after publishing: its hash does not match; fetch")
+    assert len(failed.stderr.splitlines()) == 1
 
 
 def test_a_changed_line_ending_of_the_manifest_is_noticed(copied):

@@ -68,7 +68,7 @@ def export_drafter(
     if form not in FORMATS:
         raise WorkbenchError(f"the format of an export is {form!r}: use {' or '.join(FORMATS)}")
     is_parallel = form == "vllm"
-    output = output or folder.with_name(f"{folder.name}-{form}")
+    output = output or folder.resolve().with_name(f"{folder.resolve().name}-{form}")
     _refuse_foreign_folder(output)
     source = _open_source(folder, target_options)
     if is_parallel:

@@ -128,7 +128,10 @@ def check_files(folder: Path) -> dict[str, Any]:
     seal = str(manifest.get("manifest_sha256"))
     unsealed = content.replace(seal.encode(), _ZEROS.encode())
     if len(seal) != len(_ZEROS) or hashlib.sha256(unsealed).hexdigest() != seal:
-        raise WorkbenchError(f"{folder / MANIFEST_FILE} was changed after publishing: its own hash does not match")
+        raise WorkbenchError(
+            f"{folder / MANIFEST_FILE} was changed after publishing: its own hash does not match; fetch or publish it "
+            "again"
+        )
     present = list_files(folder)
     missing = sorted(set(listed) - set(present))
     if missing:
@@ -138,7 +141,9 @@ def check_files(folder: Path) -> dict[str, Any]:
         raise WorkbenchError(f"{folder} holds files that were not published: {', '.join(unlisted)}")
     for name, entry in listed.items():
         if sha256_of_file(folder / name) != entry.get("sha256"):
-            raise WorkbenchError(f"{folder / name} was changed after publishing: its hash does not match")
+            raise WorkbenchError(
+                f"{folder / name} was changed after publishing: its hash does not match; fetch or publish it again"
+            )
     return manifest
 
 
