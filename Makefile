@@ -13,9 +13,9 @@ export DRAFTER PROMPT TARGET REPO
 
 .DEFAULT_GOAL := help
 
-.PHONY: help setup quickstart run corpus distill prune validate publish generate list verify \
-	export \
-	plan trace bench-decode delay exactness ablation throughput gpu-check target fetch-smollm2 lint test test-all clean
+.PHONY: help setup quickstart run corpus distill prune validate publish export generate list \
+	verify plan trace bench-decode delay exactness ablation throughput gpu-check target fetch-smollm2 \
+	lint test test-all clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9 |-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'

@@ -322,6 +322,7 @@ def test_the_recipe_that_is_meant_for_vllm():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_drafter_of_quickstart_causal_on_50_prompts(tmp_path):
     """Trained for a minute, published, exported: the reader accepts as many tokens as our decoder."""
     shorter = {

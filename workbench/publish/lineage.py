@@ -56,7 +56,7 @@ def read_licence(recipe: Recipe) -> str:
             card = ModelCard.load((path if path.is_dir() else path.parent) / CARD_FILE)
         else:
             card = ModelCard.load(parent)
-        licence = card.data.license
+        licence = card.data.to_dict().get("license")
     except (OSError, HTTPError, EntryNotFoundError, ValueError, yaml.YAMLError):
         licence = None
     if not isinstance(licence, str):
