@@ -14,7 +14,7 @@ export DRAFTER PROMPT TARGET REPO
 .DEFAULT_GOAL := help
 
 .PHONY: help setup quickstart run corpus distill prune validate publish export generate list \
-	verify plan trace bench-decode delay exactness ablation throughput gpu-check target fetch-smollm2 \
+	verify plan trace bench-decode delay exactness ablation throughput record results gpu-check target fetch-smollm2 \
 	lint test test-all clean
 
 help: ## list the targets
@@ -59,7 +59,7 @@ verify: setup ## check a published folder: DRAFTER=<folder>
 export: setup ## write DRAFTER=<folder> as engines serve it: FORMAT=vllm|assistant
 	@$(WORKBENCH) export "$$DRAFTER" --format "$(FORMAT)" $(if $(TARGET),--target "$$TARGET") $(ARGS)
 
-plan trace bench-decode delay exactness ablation throughput: setup
+plan trace bench-decode delay exactness ablation throughput record: setup
 	@$(WORKBENCH) $@ $(RECIPE) $(ARGS)
 
 plan: ## what RECIPE's drafter would cost and gain; needs no weights: ARGS="--device h200"
@@ -69,6 +69,10 @@ delay: ## how slow may the drafter get before a round gets longer?
 exactness: ## compare every decoder with plain greedy decoding, token for token
 ablation: ## what each ingredient of RECIPE's distillation brings in the same time
 throughput: ## a distillation step against plain training on as many rows
+record: ## copy what RECIPE's run has measured to docs/measurements/
+
+results: setup ## render docs/results.md and README's table from docs/measurements/
+	@$(WORKBENCH) results $(ARGS)
 
 gpu-check: setup ## what a GPU gives: pass times against the bandwidth floor, overlap of two streams
 	@$(WORKBENCH) gpu-check $(ARGS)

@@ -293,6 +293,27 @@ def plan(
     )
 
 
+def record_run(recipe: str, overrides: Sequence[str] = ()) -> None:
+    """Copies what a run has measured to docs/measurements/, from where the documentation takes its numbers.
+
+    Args:
+        recipe: Name of a file in recipes/, or its path.
+        overrides: `--section.key value` for any key of the recipe.
+    """
+    from workbench.results import record
+
+    console.print(f"recorded in {record(load_recipe(recipe, list(overrides)))}", markup=False)
+
+
+def write_results() -> None:
+    """Renders docs/results.md, its figures and README's table from docs/measurements/."""
+    from workbench.results import PAGE
+    from workbench.results import write_results as write
+
+    write()
+    console.print(f"wrote {PAGE} and the README's table", markup=False)
+
+
 def check_gpu(*, output: Path = Path("runs/gpu-check.json")) -> None:
     """Measures what a GPU gives: pass times against the bandwidth floor, overlap of two streams.
 
@@ -331,6 +352,8 @@ COMMANDS: dict[str, Command] = {
     "plan": Command(plan, "estimate what a drafter costs and gains, before anything is trained"),
     "ablation": Command(ablation, "measure what each ingredient of the distillation brings in the same time"),
     "throughput": Command(throughput, "measure a distillation step against plain training on as many rows"),
+    "record": Command(record_run, "copy what a run has measured to docs/measurements/"),
+    "results": Command(write_results, "render docs/results.md and README's table from docs/measurements/"),
     "gpu-check": Command(check_gpu, "measure what a GPU gives: pass times, overlap of two streams"),
 }
 """Every command, by name."""

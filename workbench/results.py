@@ -1,0 +1,252 @@
+"""The results page: measurements that were recorded from runs, as `docs/results.md` with figures and README's table.
+
+`record` copies a run's JSON files to `docs/measurements/<recipe>/`; `write_results` renders everything from there. So
+no number in the documentation is typed by hand.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.files import read_json, write_json, write_text
+from workbench.recipe import Recipe
+from workbench.validate.figures import draw_speedups
+from workbench.validate.table import render_estimate, render_hit_rate, render_layers, render_losslessness, value_of
+
+MEASUREMENTS = Path("docs/measurements")
+PAGE = Path("docs/results.md")
+README = Path("README.md")
+SECTION = ("<!-- results: written by `make results` -->", "<!-- end of results -->")
+
+_FILES = {
+    "validation.json": "validation.json",
+    "search.json": "search.json",
+    "corpus.json": "corpus/corpus.json",
+    "distill.json": "distill/distill.json",
+    "exactness.json": "exactness.json",
+    "bench-decode.json": "bench-decode.json",
+    "overlap.json": "overlap.json",
+    "delay-injection.json": "delay-injection.json",
+    "delay-injection.svg": "delay-injection.svg",
+}
+"""Name in `docs/measurements/<recipe>/`, place in the run folder."""
+
+
+def record(recipe: Recipe, measurements: Path = MEASUREMENTS) -> Path:
+    """Copies what a run has measured; what it has not measured stays as it was recorded before.
+
+    Raises:
+        WorkbenchError: the run was never validated.
+    """
+    if not (recipe.run_folder / "validation.json").is_file():
+        raise WorkbenchError(f"{recipe.run_folder} holds no validation.json: run the recipe first")
+    folder = measurements / recipe.name
+    for name, place in _FILES.items():
+        source = recipe.run_folder / place
+        if not source.is_file():
+            continue
+        if name.endswith(".json"):
+            write_json(folder / name, _without_places(read_json(source)))
+        else:
+            write_text(folder / name, source.read_text(encoding="utf-8"))
+    return folder
+
+
+def _without_places(value: Any) -> Any:
+    """The same without absolute paths: of them only the last part means something elsewhere."""
+    if isinstance(value, dict):
+        return {key: _without_places(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_places(item) for item in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
+def write_results(measurements: Path = MEASUREMENTS, page: Path = PAGE, readme: Path = README) -> None:
+    """Writes the page, one figure a recipe beside its measurements, and README's section.
+
+    Raises:
+        WorkbenchError: nothing was recorded, or README lacks the section's marks.
+    """
+    folders = sorted(path.parent for path in measurements.glob("*/validation.json"))
+    if not folders:
+        raise WorkbenchError(f"{measurements} holds no validation.json: record a run with `make record RECIPE=<name>`")
+    for folder in folders:
+        validation = read_json(folder / "validation.json")
+        write_text(folder / "speedups.svg", draw_speedups(_suites(validation), validation["methods"]))
+    write_text(page, render_page(folders))
+    write_text(readme, replace_section(readme, render_summary(folders)))
+
+
+def render_page(folders: Sequence[Path]) -> str:
+    """The whole page."""
+    parts = [
+        "# Results",
+        "Written by `make results` from the JSON files in `docs/measurements/`, which `make record RECIPE=<name>` took "
+        "from runs. Speedups are decode speed over plain decoding of the same target by the same engine on the same "
+        "prompts, with 95 % intervals; [validation.md](validation.md) says how they are measured.",
+    ]
+    return "\n\n".join(parts + [_render_recipe(folder) for folder in folders]) + "\n"
+
+
+def render_summary(folders: Sequence[Path]) -> str:
+    """README's table: of each recipe what plain, synchronous and asynchronous decoding give on its first suite."""
+    rows = []
+    for folder in folders:
+        validation = read_json(folder / "validation.json")
+        suite = _suites(validation)[0]
+        rows += [
+            [folder.name, suite, method, *_speed_columns(validation, method, suite)]
+            for method in validation["methods"]
+            if method in ("autoregressive", "synchronous", "asynchronous")
+        ]
+    return _table(["recipe", "suite", "method", *_SPEED_HEADER], rows)
+
+
+_SPEED_HEADER = ("layers", "acceptance length", "tokens/s", "speedup", "hits", "lossless")
+
+
+def _speed_columns(validation: dict[str, Any], method: str, suite: str) -> list[str]:
+    cell = validation["methods"][method][suite]
+    return [
+        render_layers(validation, method),
+        f"{value_of(cell['acceptance_length']):.2f}" if "acceptance_length" in cell else "-",
+        f"{value_of(cell['tokens_per_second']):.0f}",
+        render_estimate(cell["speedup"], suffix="x"),
+        render_hit_rate(cell),
+        render_losslessness(cell),
+    ]
+
+
+def _suites(validation: dict[str, Any]) -> list[str]:
+    return list(next(iter(validation["methods"].values())))
+
+
+def _render_recipe(folder: Path) -> str:
+    validation = read_json(folder / "validation.json")
+    hardware, versions = validation["hardware"], validation["versions"]
+    machine = ", ".join([f"{hardware['cores']} cores of {hardware['processor']}", *hardware["gpus"]])
+    parts = [
+        f"## {folder.name}",
+        f"Target {validation['target']['identity']} in {validation['target']['dtype']}; {machine}; torch "
+        f"{versions['torch']}, transformers {versions['transformers']}; {validation['date'][:10]}."
+        + "".join(f" **{warning}**" for warning in validation["warnings"]),
+        f"![speedups]({MEASUREMENTS.name}/{folder.name}/speedups.svg)",
+    ]
+    for suite in _suites(validation):
+        rows = [[method, *_speed_columns(validation, method, suite)] for method in validation["methods"]]
+        parts += [f"### {folder.name}: {suite}", _table(["method", *_SPEED_HEADER], rows), _rounds(validation, suite)]
+    for name, render in _SECTIONS.items():
+        if (folder / name).is_file():
+            parts.append(render(read_json(folder / name)))
+    if (folder / "delay-injection.svg").is_file():
+        parts += [
+            "Delay injection: the drafter's passes slowed by an artificial delay. A round stays as long as its longer "
+            "side, then grows one for one.",
+            f"![delay injection]({MEASUREMENTS.name}/{folder.name}/delay-injection.svg)",
+        ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _rounds(validation: dict[str, Any], suite: str) -> str:
+    """Where the milliseconds of a round go."""
+    cells = {method: cells[suite].get("round_ms") for method, cells in validation["methods"].items()}
+    rows = [
+        [method, *(f"{parts[name]['median']:.1f}" for name in ("round", "verify", "draft", "packed"))]
+        for method, parts in cells.items()
+        if parts
+    ]
+    return _table(["method", "round ms (median)", "verification", "draft pass", "packed pass"], rows) if rows else ""
+
+
+def _render_distillation(report: dict[str, Any]) -> str:
+    final = report["final"]
+    return (
+        f"Distillation: {report['seconds'] / 60:.1f} minutes, {report['steps']} steps, {report['clean_tokens']:,} "
+        f"tokens and {report['block_rows']:,} block rows; estimated acceptance length "
+        f"{final['acceptance_anchored']:.2f} from anchored blocks, {final['acceptance_masked']:.2f} from masked ones."
+    )
+
+
+def _render_search(search: dict[str, Any]) -> str:
+    rows = [
+        [
+            entry["name"],
+            str(entry["heal_steps"]),
+            f"{entry['acceptance_length']:.2f}",
+            render_estimate(entry["retained"], 3),
+            render_estimate(entry["retained_same_training"], 3) if entry["retained_same_training"] else "-",
+            render_estimate(entry["speedup"], suffix="x"),
+        ]
+        for entry in search["results"]
+    ]
+    header = ["drafter", "healing steps", "acceptance length", "retained", "of equal training", "speedup"]
+    return f"Pruning, by real decoding of held-out prompts: {search['chosen']['reason']}.\n\n{_table(header, rows)}"
+
+
+def _render_exactness(exactness: dict[str, Any]) -> str:
+    rows = [
+        [method, *(str(counts.get(status, 0)) for status in ("identical", "tie", "different"))]
+        for method, counts in exactness["outputs"].items()
+    ]
+    return (
+        f"Exactness: {exactness['num_prompts']} prompts, {exactness['num_tokens']:,} tokens in {exactness['dtype']} "
+        f"against plain greedy decoding.\n\n{_table(['method', 'identical', 'tie', 'different'], rows)}"
+    )
+
+
+def _render_overlap(overlap: dict[str, Any]) -> str:
+    names = {
+        "round_ms": "round, ms",
+        "verify_ms": "verification, ms",
+        "packed_ms": "packed pass, ms",
+        "hit_round_ratio": "round over the longer of both, hits",
+        "hit_rate": "hit rate",
+        "verifier_bubble_ms": "verifier idle a round, ms",
+    }
+    rows = [[title, f"{overlap[name]:.2f}"] for name, title in names.items()]
+    return f"Overlap of drafting and verification, from a trace.\n\n{_table(['asynchronous decoding', ''], rows)}"
+
+
+def _render_bench(bench: dict[str, Any]) -> str:
+    rows = [
+        [
+            cell["name"],
+            render_estimate(cell["tokens_per_second"], 0),
+            render_estimate(cell["speedup"], suffix="x"),
+            f"{cell['acceptance_length']['mean']:.2f}",
+            f"{cell['round_ms']:.1f}",
+            f"{cell['warm_up_s']:.0f}",
+            "yes" if cell["identical"] else "no",
+        ]
+        for cell in bench["rows"]
+    ]
+    header = ["decoder", "tokens/s", "speedup, same engine", "acceptance length", "round ms", "warm-up s", "identical"]
+    return (
+        f"Engines, executors and draft lengths, end to end, {bench['num_prompts']} prompts, {bench['repetitions']} "
+        f"repetitions.\n\n{_table(header, rows)}"
+    )
+
+
+_SECTIONS = {
+    "distill.json": _render_distillation,
+    "search.json": _render_search,
+    "exactness.json": _render_exactness,
+    "overlap.json": _render_overlap,
+    "bench-decode.json": _render_bench,
+}
+
+
+def replace_section(readme: Path, content: str) -> str:
+    """README's text with new content between the marks."""
+    begin, end = SECTION
+    text = readme.read_text(encoding="utf-8")
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise WorkbenchError(f"{readme} lacks the lines {begin!r} and {end!r} between which results go")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
