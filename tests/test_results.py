@@ -36,7 +36,7 @@ def test_a_run_is_recorded_without_its_places(tmp_path):
         json.dumps({"drafter": str(tmp_path / "a" / "b"), "x": [1, "y"]})
     )
     folder = results.record(recipe, tmp_path / "measurements")
-    assert json.loads((folder / "validation.json").read_text()) == {"drafter": "b", "x": [1, "y"]}
+    assert json.loads((folder / "validation.json").read_text()) == {"drafter": "b", "x": [1, "y/z", "sqlite:///b.db"]}
     assert [path.name for path in folder.iterdir()] == ["validation.json"]
 
 

@@ -4,6 +4,7 @@
 no number in the documentation is typed by hand.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,10 @@ def _without_places(value: Any) -> Any:
         return {key: _without_places(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_without_places(item) for item in value]
-    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+    if not isinstance(value, str):
+        return value
+    # `/a/b` becomes `b`, and `sqlite:////a/b` becomes `sqlite:///b`.
+    return re.sub(r"^(\w+:///)?/.*?([^/]*)$", r"\1\2", value)
 
 
 def write_results(measurements: Path = MEASUREMENTS, page: Path = PAGE, readme: Path = README) -> None:
