@@ -33,7 +33,7 @@ def test_a_run_is_recorded_without_its_places(tmp_path):
         results.record(recipe, tmp_path / "measurements")
     recipe.run_folder.mkdir(parents=True)
     (recipe.run_folder / "validation.json").write_text(
-        json.dumps({"drafter": str(tmp_path / "a" / "b"), "x": [1, "y"]})
+        json.dumps({"drafter": str(tmp_path / "a" / "b"), "x": [1, "y/z", "sqlite:////a/b.db"]})
     )
     folder = results.record(recipe, tmp_path / "measurements")
     assert json.loads((folder / "validation.json").read_text()) == {"drafter": "b", "x": [1, "y/z", "sqlite:///b.db"]}
