@@ -9,11 +9,11 @@ PY := $(VENV)/bin/python
 WORKBENCH := $(PY) -m workbench
 STAMP := $(VENV)/.installed
 # Texts reach the shell through the environment: quotes in a prompt stay what they are.
-export DRAFTER PROMPT TARGET REPO
+export DRAFTER PROMPT TARGET SUITES REPO A B
 
 .DEFAULT_GOAL := help
 
-.PHONY: help setup quickstart run corpus distill prune validate publish export generate list \
+.PHONY: help setup quickstart run corpus distill prune dflash validate compare publish export generate list \
 	verify plan trace bench-decode delay exactness ablation throughput record results gpu-check target fetch-smollm2 \
 	lint test test-all clean
 
@@ -34,8 +34,15 @@ quickstart: setup ## the whole job on the embedded target
 run: setup ## all stages of RECIPE
 	@$(WORKBENCH) run $(RECIPE) $(ARGS)
 
-corpus distill prune validate: setup
+corpus distill prune dflash: setup
 	@$(WORKBENCH) $@ $(RECIPE) $(ARGS)
+
+validate: setup
+	@$(WORKBENCH) validate $(if $(DRAFTER),--drafter "$$DRAFTER" $(if $(TARGET),--target "$$TARGET") \
+		$(if $(SUITES),--suites "$$SUITES"),$(RECIPE)) $(ARGS)
+
+compare: setup ## which of two validated drafters is better: A=<folder> B=<folder>
+	@$(WORKBENCH) compare "$$A" "$$B" $(ARGS)
 
 publish: setup
 	@$(WORKBENCH) publish $(RECIPE) $(if $(REPO),--repo "$$REPO") $(if $(filter 1,$(PUSH)),--push) \
@@ -44,7 +51,8 @@ publish: setup
 corpus: ## stage 1 of RECIPE: prompts and the target's responses
 distill: ## stage 2: train the drafter
 prune: ## stage 3: search for the layers that can go
-validate: ## stage 4: measure against plain decoding, prove losslessness
+dflash: ## a DFlash drafter for RECIPE's target, trained as long: validate compares with it
+validate: ## stage 4: measure against plain decoding; or any folder: DRAFTER=<folder> TARGET=... SUITES=gsm8k,...
 publish: ## stage 5: write the drafter as a folder for others; REPO=org/name says what PUSH=1 would upload
 
 generate: setup ## stream a text through a drafter: DRAFTER=<folder> PROMPT="..."

@@ -200,6 +200,20 @@ def test_one_process_per_run_folder(load, tmp_path):
         assert (folder / ".lock").read_text() != str(process.pid)
 
 
+def test_a_stage_that_is_used_if_it_is_there_changes_what_uses_it(load, capsys):
+    journal = Journal()
+    journal.stages["distill"] = dataclasses.replace(journal.stages["distill"], uses=("extra",))
+    journal.stages["extra"] = journal._stage("extra", ("corpus",), ("seed",))
+    assert journal.run(load()) == ["corpus", "distill"]
+    assert journal.run(load(), "extra") == ["extra"]
+    assert journal.run(load()) == ["distill"]
+    assert "the result of extra changed" in capsys.readouterr().out
+    assert journal.run(load()) == []
+    # Made from another corpus, it is used no more.
+    assert journal.run(load("--corpus.num_responses", "5")) == ["corpus", "distill"]
+    assert "the result of extra" in capsys.readouterr().out
+
+
 def test_further_ranks_only_distill(load, monkeypatch, tmp_path):
     journal = Journal()
     journal.run(load())

@@ -29,7 +29,7 @@ def run(recipe: str, overrides: Sequence[str] = ()) -> None:
     loaded = load_recipe(recipe, list(overrides))
     from workbench.stages import STAGES, run_stages
 
-    run_stages(loaded, list(STAGES))
+    run_stages(loaded, [name for name, stage in STAGES.items() if not stage.on_request])
     show_outcome(loaded)
 
 
@@ -95,6 +95,48 @@ def export(drafter: Path, *, format: str = "vllm", output: Path | None = None, t
     console.print(f"exported: {exported.folder}", markup=False)
     for engine, command in exported.commands.items():
         console.print(f"{engine}: {command}", markup=False)
+
+
+def validate(
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    drafter: Path | None = None,
+    target: str | None = None,
+    suites: str = "problems",
+) -> None:
+    """Stage 4 of a recipe, or the validation of any drafter folder without one.
+
+    Args:
+        recipe: Name of a file in recipes/, or its path; not with --drafter.
+        overrides: `--section.key=value` for any key of the recipe, or of target, decode and validate of a folder.
+        drafter: Folder of a drafter: published, of a stage, or a DFlash drafter as others publish it.
+        target: Where its target is; by default where the drafter's manifest says.
+        suites: With --drafter: names (gsm8k, humaneval, mt-bench, ...), NAME=FILE or FILE, separated by commas.
+    """
+    if (recipe is None) == (drafter is None):
+        raise WorkbenchError("validate a recipe or a --drafter folder, one of them; write overrides as --key=value")
+    if recipe is not None:
+        run_stage("validate")(recipe, overrides)
+        return
+    assert drafter is not None
+    from workbench.appraisal import appraise
+
+    appraise(drafter, target, suites.split(","), overrides, Path("runs"))
+
+
+def compare(first: Path, second: Path) -> None:
+    """Says which of two validated drafters is better on which suite, by how much and how surely.
+
+    Args:
+        first: A validation.json, or the folder of a run or of a published drafter that holds one.
+        second: The other.
+    """
+    from workbench.validate.comparison import compare as compare_validations
+    from workbench.validate.comparison import read_validation, render_comparison
+
+    comparison = compare_validations(read_validation(first), read_validation(second))
+    console.print(render_comparison(comparison), soft_wrap=False)
 
 
 def generate(*, drafter: Path, prompt: str, target: str | None = None, max_new_tokens: int = 256) -> None:
@@ -337,7 +379,9 @@ COMMANDS: dict[str, Command] = {
     "corpus": Command(run_stage("corpus"), "stage 1: prompts, and the responses that the target writes to them"),
     "distill": Command(run_stage("distill"), "stage 2: train the drafter on the corpus"),
     "prune": Command(run_stage("prune"), "stage 3: search for the layers that can go, heal what is left"),
-    "validate": Command(run_stage("validate"), "stage 4: measure against plain decoding, prove losslessness"),
+    "dflash": Command(run_stage("dflash"), "train a DFlash drafter as long as the recipe's, to validate against it"),
+    "validate": Command(validate, "stage 4: measure against plain decoding, prove losslessness"),
+    "compare": Command(compare, "which of two validated drafters is better on which suite, and how surely"),
     "publish": Command(publish_drafter, "stage 5: write the drafter as a folder for others, upload it if asked to"),
     "export": Command(export, "write a published drafter as vLLM, SGLang or transformers serve it"),
     "generate": Command(generate, "stream a text through a drafter and print what it gained"),

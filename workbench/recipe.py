@@ -8,7 +8,7 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import yaml
 
@@ -183,6 +183,16 @@ class DistillOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DFlashOptions:
+    """A drafter of the DFlash family, to compare with: trained on the same corpus for the same time."""
+
+    num_layers: PositiveInt = 3
+    """Layers of the drafter."""
+    num_read_layers: PositiveInt = 5
+    """Target layers whose hidden states it reads, spread over the target's depth."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PruneOptions:
     """Search for the layers that can go."""
 
@@ -247,6 +257,11 @@ class DecodeOptions:
     """CPU threads (and cores) of the worker; None: the other cores."""
 
 
+ValidationMethod = Literal[
+    "synchronous", "asynchronous", "dflash", "transformers", "transformers-assisted", "transformers-lookup"
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """One set of validation prompts."""
@@ -256,7 +271,11 @@ class Suite:
     source: PromptSource
     """Where its prompts come from."""
     num_prompts: PositiveInt = 40
-    """Prompts, the first ones of the source."""
+    """Prompts (of `turns: both`: conversations), the first ones of the source."""
+    turns: Literal["first", "both"] = "first"
+    """both: second and later messages of a conversation as well, after the target's own replies."""
+    temperature: NonNegativeFloat | None = None
+    """Of this suite; None: decode.temperature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +292,9 @@ class ValidateOptions:
     """Prompts per suite that are repeated; all prompts are decoded at least once for losslessness."""
     warmup_prompts: PositiveInt = 2
     """Prompts decoded before the clock starts."""
+    methods: list[ValidationMethod] = field(default_factory=lambda: list(get_args(ValidationMethod)))
+    """What is measured beside plain decoding: the drafters' decoders, `dflash` once that drafter is there, and what
+    `transformers` offers by itself: plain, with the drafter as assistant model, with prompt lookup."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +323,7 @@ class Recipe:
     decode: DecodeOptions
     validate: ValidateOptions
     publish: PublishOptions = field(default_factory=PublishOptions)
+    dflash: DFlashOptions = field(default_factory=DFlashOptions)
     seed: NonNegativeInt = 0
     """Of every random choice."""
     runs: str = "runs"

@@ -47,6 +47,10 @@ class Stage:
     """Files without which it is not finished, whatever `stage.json` says."""
     copied: tuple[str, ...] = ()
     """Results that are copied to the top of the run folder."""
+    uses: tuple[str, ...] = ()
+    """Stages whose results it reads where they are finished, and does without where they are not."""
+    on_request: bool = False
+    """No part of a run: it has a command of its own."""
 
 
 def _write_corpus(recipe: Recipe, run_folder: Path) -> None:
@@ -67,11 +71,21 @@ def _prune(recipe: Recipe, run_folder: Path) -> None:
     search(recipe, run_folder / "corpus", run_folder / "distill", run_folder / "prune")
 
 
+def _dflash(recipe: Recipe, run_folder: Path) -> None:
+    from workbench.distill.dflash import distill_dflash
+
+    seconds = max(training_seconds(run_folder).values())
+    distill_dflash(recipe, run_folder / "corpus", run_folder / "dflash", seconds)
+
+
 def _validate(recipe: Recipe, run_folder: Path) -> None:
     from workbench.validate import validate
     from workbench.validate.report import write_report
 
-    validate(recipe, candidate_folders(run_folder), run_folder / "validate")
+    drafters = candidate_folders(run_folder)
+    if is_finished(recipe, STAGES["dflash"]):
+        drafters["dflash"] = run_folder / "dflash" / "drafter"
+    validate(recipe, drafters, run_folder / "validate", training_seconds(run_folder))
     write_report(run_folder)
 
 
@@ -86,6 +100,15 @@ def candidate_folders(run_folder: Path) -> dict[str, Path]:
     winner, unpruned = run_folder / "prune" / "drafter", run_folder / "prune" / "unpruned"
     layers = [read_json(folder / "config.json")["drafter"]["kept_layers"] for folder in (winner, unpruned)]
     return {"unpruned": winner} if layers[0] == layers[1] else {"pruned": winner, "unpruned": unpruned}
+
+
+def training_seconds(run_folder: Path) -> dict[str, float]:
+    """Seconds of training that went into the drafters of `candidate_folders`, healing included."""
+    distilled = read_json(run_folder / "distill" / "distill.json")["seconds"]
+    lineage = read_json(run_folder / "prune" / "search.json")["chosen"].get("lineage", {})
+    healed = distilled + lineage.get("heal_s", 0.0)
+    folders = candidate_folders(run_folder)
+    return {name: healed if index == 0 else distilled for index, name in enumerate(folders)}
 
 
 def published_folder(recipe: Recipe) -> Path:
@@ -134,9 +157,19 @@ STAGES: dict[str, Stage] = {
             copied=("search.json",),
         ),
         Stage(
+            "dflash",
+            _dflash,
+            needs=("corpus", "distill", "prune"),
+            options=("target", "drafter", "distill", "dflash", "seed"),
+            files=lambda recipe: [recipe.target.model],
+            results=lambda recipe, folder: [folder / "dflash.json", folder / "drafter" / "config.json"],
+            on_request=True,
+        ),
+        Stage(
             "validate",
             _validate,
             needs=("prune",),
+            uses=("dflash",),
             options=("target", "decode", "validate", "seed"),
             files=lambda recipe: [recipe.target.model, *_suite_files(recipe)],
             results=lambda recipe, folder: [folder / "validation.json"],
@@ -242,7 +275,22 @@ def stage_inputs(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> d
                 f"run `{name}` again"
             )
         inputs[f"the result of {name}"] = record["result"]
+    for name in stage.uses:
+        if is_finished(recipe, stages[name], stages):
+            inputs[f"the result of {name}"] = read_json(recipe.run_folder / name / STAGE_FILE)["result"]
     return inputs
+
+
+def is_finished(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage] = STAGES) -> bool:
+    """Whether a stage's results are there, and are those of this recipe."""
+    folder = recipe.run_folder / stage.name
+    record = _read(folder / STAGE_FILE)
+    if record is None or not all(path.is_file() for path in stage.results(recipe, folder)):
+        return False
+    try:
+        return record["inputs"] == stage_inputs(recipe, stage, stages)
+    except WorkbenchError:  # a stage that it needs was begun anew
+        return False
 
 
 def name_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

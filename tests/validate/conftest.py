@@ -1,6 +1,8 @@
 import pytest
 
+from tests.decode.test_decoder import FREE
 from tests.validate.tiny import make_recipe, write_pair
+from workbench.decode import decoder
 from workbench.validate import validate
 
 
@@ -10,4 +12,7 @@ def validated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("validated")
     target, drafter = write_pair(folder)
     recipe = make_recipe(folder, target)
-    return recipe, folder, validate(recipe, {"pruned": drafter, "unpruned": drafter}, folder / "validate")
+    with pytest.MonkeyPatch.context() as patch:
+        # Whether drafting ahead pays is decided by measured times, which say nothing about models of this size.
+        patch.setattr(decoder, "measure_drafter_costs", lambda *_: FREE)
+        return recipe, folder, validate(recipe, {"pruned": drafter, "unpruned": drafter}, folder / "validate")

@@ -91,3 +91,18 @@ def test_losslessness_counts_and_first_divergence():
     assert result["losslessness"]["divergences"]["loses a token"] == {"num_outputs": 2, "first": bug.as_dict()}
     assert summary.summarize_losslessness([Verdict("tie", "tie", 1, 0.0, "x")], True)["lossless"] is True
     assert summary.summarize_losslessness([bug], False)["lossless"] is None
+
+
+def test_acceptance_by_domain_pools_rounds_and_needs_two_domains():
+    runs = [run(rounds=[entry(3)] * 3, prompt=0), run(rounds=[entry(1)], prompt=1), run(rounds=[entry(0)], prompt=2)]
+    by_domain = summary.summarize_domains(runs, ["algebra", "algebra", "writing"])["acceptance_by_domain"]
+    assert by_domain["algebra"] == {"num_prompts": 2, "acceptance_length": pytest.approx(14 / 4)}
+    assert by_domain["writing"]["acceptance_length"] == 1.0
+    assert summary.summarize_domains(runs, ["algebra"] * 3) == {}
+    assert summary.summarize_domains(runs, [None] * 3) == {}
+
+
+def test_values_per_prompt_are_medians_in_order_and_null_where_undefined():
+    values = summary.per_prompt({1: [run(bursts=(3,))], 0: [run(0.1), run(0.2), run(0.9)]})
+    assert values["tokens_per_second"] == [pytest.approx(6 / 0.4), None]
+    assert values["acceptance_length"] == [pytest.approx(3.0), None]

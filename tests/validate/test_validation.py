@@ -1,11 +1,14 @@
+import dataclasses
 import json
 
 import pytest
 
+from tests.drafter.test_dflash import make_published
 from tests.validate.tiny import make_recipe, write_pair
 from workbench.decode import acceptance, decoder
 from workbench.errors import WorkbenchError
 from workbench.validate import bench, timing, validate
+from workbench.validate.report import build_view
 
 
 def test_every_method_and_suite_has_its_numbers(validated):
@@ -17,9 +20,14 @@ def test_every_method_and_suite_has_its_numbers(validated):
         "asynchronous",
         "synchronous-unpruned",
         "asynchronous-unpruned",
+        "transformers",
+        "transformers-assisted",
+        "transformers-lookup",
     ]
-    for method in result["methods"].values():
+    assert {details["engine"] for details in result["method_details"].values()} == {"eager", "transformers"}
+    for name, method in result["methods"].items():
         cell = method["words"]
+        assert ("speedup_transformers" in cell) == name.startswith("transformers")
         assert cell["lossless"] is True
         for key in ("tokens_per_second", "speedup", "acceptance_length"):
             low, high = cell[key]["ci95"]
@@ -45,7 +53,7 @@ def test_a_killed_validation_continues_with_what_is_missing(tmp_path, monkeypatc
     measured = []
 
     def measure_until_killed(*arguments, **keywords):
-        if len(measured) == 8:
+        if len(measured) == 11:
             raise KeyboardInterrupt
         measured.append(timing.measure_generation(*arguments, **keywords))
         return measured[-1]
@@ -53,7 +61,7 @@ def test_a_killed_validation_continues_with_what_is_missing(tmp_path, monkeypatc
     monkeypatch.setattr(bench, "measure_generation", measure_until_killed)
     with pytest.raises(KeyboardInterrupt):
         validate(recipe, {"pruned": drafter}, tmp_path / "validate")
-    num_warm_up = 3
+    num_warm_up = 3 + 3
     kept = [run.job for run in measured[num_warm_up:]]
     measured.clear()
     monkeypatch.setattr(
@@ -67,7 +75,8 @@ def test_a_killed_validation_continues_with_what_is_missing(tmp_path, monkeypatc
     again = [run.job for run in measured[num_warm_up:]]
     assert len(kept) == 5
     assert not set(kept) & set(again)
-    assert len(kept) + len(again) == 2 * 2 * 3 + 2 * 2
+    num_methods = 3 + 3
+    assert len(kept) + len(again) == 2 * 2 * num_methods + 2 * 2
     assert any("interrupted" in warning for warning in result["warnings"])
 
 
@@ -108,3 +117,37 @@ def test_a_planted_bug_fails_the_validation_with_its_own_message(tmp_path, monke
         validate(recipe, {"pruned": drafter}, tmp_path / "validate")
     assert "\n" not in str(failure.value)
     assert json.loads((tmp_path / "validate" / "validation.json").read_text())["lossless"] is False
+
+
+def test_dflash_and_a_suite_at_a_temperature_of_its_own(tmp_path):
+    target, drafter = write_pair(tmp_path)
+    published = make_published(tmp_path / "dflash")
+    recipe = make_recipe(tmp_path, target, num_prompts=2)
+    (greedy,) = recipe.validate.suites
+    warm = dataclasses.replace(greedy, name="warm", temperature=1.0)
+    options = dataclasses.replace(recipe.validate, suites=[greedy, warm], repetitions=1)
+    recipe = dataclasses.replace(recipe, validate=options)
+    result = validate(recipe, {"pruned": drafter, "dflash": published}, tmp_path / "validate", {"pruned": 60.0})
+    verdicts = {name: [suites[suite]["lossless"] for suite in suites] for name, suites in result["methods"].items()}
+    # With the same seed sampling emits the same tokens, but not with the library's random numbers.
+    assert verdicts == {
+        "autoregressive": [True, True],
+        "synchronous": [True, True],
+        "asynchronous": [True, True],
+        "dflash": [True, True],
+        "transformers": [True, None],
+        "transformers-assisted": [True, None],
+        "transformers-lookup": [True, None],
+    }
+    drafters = result["drafters"]
+    assert (drafters["pruned"]["family"], drafters["pruned"]["training_seconds"]) == ("standalone", 60.0)
+    assert drafters["dflash"]["family"] == "dflash"
+    memory = result["memory"]
+    assert memory["target"]["weights_mib"] > memory["target"]["cache_mib"] > 0
+    assert memory["drafters"].keys() == {"pruned", "dflash"}
+    assert memory["process_peak_mib"] > 50
+    view = build_view(result, None, None)
+    assert [row["temperature"] for row in view["temperatures"]] == ["0", "1"]
+    reasons = view["suites"][0]["reasons"]
+    assert any("against dflash" in reason and "tokens a round against" in reason for reason in reasons)
+    assert dict(view["configuration"])["sampling"] == "words: greedy, warm: temperature 1"

@@ -14,10 +14,12 @@ from workbench.recipe import PromptSource
 
 GENERATOR = "problems"
 """Name of the built-in generator among the sources."""
-PROMPT_FIELDS = ("question", "problem", "prompt", "text", "instruction", "turns", "messages")
+PROMPT_FIELDS = ("question", "problem", "prompt", "instruction", "turns", "messages", "text")
 """Columns that are taken for the prompt where a source names none, in this order."""
 REFERENCE_FIELDS = ("answer", "solution", "reference")
 """Columns that are kept as the reference answer."""
+DOMAIN_FIELDS = ("category", "subject", "domain")
+"""Columns that are kept as what a prompt is about."""
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -33,6 +35,8 @@ class Prompt:
     """Name of the source it comes from."""
     reference: str | None
     """The source's own answer, if it has one."""
+    domain: str | None = None
+    """What it is about, if the source says."""
 
 
 def load_prompts(source: PromptSource, count: int, seed: int) -> list[Prompt]:
@@ -149,7 +153,8 @@ def _row_prompt(source: PromptSource, index: int, row: dict[str, Any]) -> Prompt
     if field == "instruction" and isinstance(row.get("input"), str) and row["input"].strip():
         turns = (f"{turns[0]}\n\n{row['input']}",)
     reference = next((row[name] for name in REFERENCE_FIELDS if isinstance(row.get(name), str) and name != field), None)
-    return Prompt(text=turns[0], turns=turns, source=source.prompts, reference=reference)
+    domain = next((row[name] for name in DOMAIN_FIELDS if isinstance(row.get(name), str)), None)
+    return Prompt(text=turns[0], turns=turns, source=source.prompts, reference=reference, domain=domain)
 
 
 def _turns(value: Any, place: str, field: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import torch
 from workbench.decode.acceptance import accept, cut_emission
 from workbench.decode.calibration import load_calibration
 from workbench.decode.costs import measure_drafter_costs, measure_pass_s
+from workbench.decode.dflash import build_dflash_drafts
 from workbench.decode.drafting import BlockDrafter, Draft
 from workbench.decode.engine import Engine
 from workbench.decode.hypotheses import RoundCosts
@@ -19,6 +20,7 @@ from workbench.decode.sampling import SamplingSettings, SeededRandomness
 from workbench.decode.sources import DraftSource, InlineDrafts, NoDrafts, SynchronousDrafts
 from workbench.decode.static_engine import build_engine
 from workbench.decode.worker import WorkerDrafts, WorkerSettings
+from workbench.drafter.dflash import is_dflash
 from workbench.drafter.model import check_pair, load_drafter, read_spec
 from workbench.errors import WorkbenchError
 from workbench.recipe import DecodeOptions
@@ -115,6 +117,11 @@ class Decoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def worker_id(self) -> int | None:
+        """Id of the drafter's process, if it has one of its own."""
+        return self.source.process_id if isinstance(self.source, WorkerDrafts) else None
+
     def close(self) -> None:
         """Ends the source's process, if it has one."""
         self.source.close()
@@ -164,7 +171,7 @@ class Decoder:
         randomness = SeededRandomness(seed)
         statistics, output = DecodeStatistics(), []
         failures_before = self.source.num_failures
-        with _ShareOfMachine(self._threads, self._cores):
+        with ShareOfMachine(self._threads, self._cores):
             self.source.start(prompt_ids, seed + 1_000_003, sampled_drafts)
             cache = self.engine.new_cache()
             logits_LV = self.engine.forward(prompt_ids, cache, 1)
@@ -245,7 +252,7 @@ def _record(
     spans += [("drafter", name, start, stop) for name, start, stop in draft.spans]
     seconds = {name: stop - start for name, start, stop in draft.spans}
     return Round(
-        num_accepted=min(_num_agreed(draft.token_ids, emitted), len(kept)),
+        num_accepted=min(num_agreed(draft.token_ids, emitted), len(kept)),
         num_emitted=len(kept),
         draft_length=len(draft.token_ids),
         outcome=draft.outcome,
@@ -258,13 +265,13 @@ def _record(
     )
 
 
-def _num_agreed(draft: Sequence[int], emitted: Sequence[int]) -> int:
+def num_agreed(draft: Sequence[int], emitted: Sequence[int]) -> int:
     """Leading draft tokens that were emitted."""
     pairs = zip(draft, emitted, strict=False)
     return next((i for i, (drafted, given) in enumerate(pairs) if drafted != given), min(len(draft), len(emitted)))
 
 
-class _ShareOfMachine:
+class ShareOfMachine:
     """Sets the calling thread's torch threads and cores for a while."""
 
     def __init__(self, threads: int, cores: frozenset[int] | None) -> None:
@@ -335,6 +342,11 @@ def build_decoder(
     if drafter_folder is None:
         raise WorkbenchError(f"{method} decoding needs a drafter")
     drafter_folder = Path(drafter_folder)
+    if is_dflash(drafter_folder):
+        if method != "synchronous":
+            raise WorkbenchError(f"{drafter_folder} reads what the target has verified: it cannot draft meanwhile")
+        drafts = build_dflash_drafts(target, drafter_folder, options, max_rows)
+        return Decoder(target, drafts.engine, drafts, options, target_threads + drafter_threads, None)
     spec = read_spec(drafter_folder)
     check_pair(spec, target)
     if options.draft_length > spec.block_size:
@@ -346,7 +358,7 @@ def build_decoder(
     drafter_rows = max_rows + draft_length + (max_blocks + 1) * spec.block_size
     whole_machine = target_threads + drafter_threads
     overlapped = method == "asynchronous" and options.executor == "worker"
-    with _ShareOfMachine(target_threads if overlapped else whole_machine, target_cores if overlapped else None):
+    with ShareOfMachine(target_threads if overlapped else whole_machine, target_cores if overlapped else None):
         verify_s = costs.verify_s if costs else measure_pass_s(engine, draft_length + 1, draft_length + 1)
     if overlapped:
         settings = WorkerSettings(
@@ -388,7 +400,7 @@ def _build_block_drafter(
     engine = build_engine(options.engine, drafter.model, max_rows)
     calibration = load_calibration(drafter_folder, options.draft_length)
     if costs is None:
-        with _ShareOfMachine(threads, None):
+        with ShareOfMachine(threads, None):
             costs = measure_drafter_costs(engine, drafter.spec, options.draft_length, options.max_hypotheses, verify_s)
     return BlockDrafter(
         engine, drafter.spec, options.draft_length, options.max_hypotheses, costs, calibration, target.stop_ids

@@ -97,6 +97,7 @@ def fit_drafter(
     folder: Path,
     seed: int,
     draft_length: int | None = None,
+    family: type[Distillation] = Distillation,
 ) -> FitReport:
     """Trains a drafter's weights in place, from the last checkpoint in `folder` if there is one.
 
@@ -109,6 +110,7 @@ def fit_drafter(
         folder: Where checkpoints and logs go.
         seed: Of batches and blocks.
         draft_length: Slots that the estimated acceptance counts; None: as many as a block has masks.
+        family: How a drafter of this kind computes its loss.
 
     Raises:
         WorkbenchError: data that cannot be learned from, a loss that is no number, or too little memory.
@@ -131,7 +133,7 @@ def fit_drafter(
     cache = None
     if options.teacher == "cache" and looks_at_target(options):
         cache = _open_cache(drafter, target, corpus, options, folder.parent / TEACHER_CACHE)
-    module = Distillation(drafter, target, options, draft_length, cache)
+    module = family(drafter, target, options, draft_length, cache)
     last_checkpoint = folder / CHECKPOINTS / "last.ckpt"
     with (
         silent_lightning(),
@@ -168,6 +170,7 @@ def build_report(module: Distillation) -> FitReport:
         forecast(module.curve, f"acceptance_{name}", module.draft_length + 1, axis)
         for axis in ("seconds", "clean_tokens")
         for name in module.acceptance
+        if f"acceptance_{name}" in point
     ]
     return FitReport(
         steps=module.global_step,
@@ -202,7 +205,9 @@ class _ConsoleProgress(Callback):
             note = f"step {pl_module.global_step}, loss {float(outputs['loss']):.3f}"
             if pl_module.curve:
                 point = pl_module.curve[-1]
-                note += f", acceptance {point['acceptance_anchored']:.2f} / {point['acceptance_masked']:.2f} masked"
+                note += f", acceptance {point['acceptance_anchored']:.2f}"
+                if "acceptance_masked" in point:
+                    note += f" / {point['acceptance_masked']:.2f} masked"
             self.advance(done - self.shown, note)
             self.shown = done
 

@@ -40,6 +40,10 @@ class Terms(NamedTuple):
     """What computed them: its head belongs to the hidden states."""
 
 
+FindTarget = Callable[[Tensor, Tensor], TargetRows | None]
+"""From sequences and positions to the target's distributions there."""
+
+
 class Distillation(lightning.LightningModule):
     """Trains a drafter's weights in place; the frozen target stays out of the module tree and of checkpoints.
 
@@ -145,26 +149,7 @@ class Distillation(lightning.LightningModule):
         clean_BTD, hidden_BALD = hidden_rows(model, block_pass, options.attention)
         find_target = self._consult(batch)
         labels_BAL = block_pass.labels_BAL
-        is_labelled_BAL = labels_BAL != UNSUPERVISED
-
-        # The block row at position s + i and the target's clean row there predict the same token.
-        sequence_BA1 = torch.arange(len(labels_BAL), device=self.device)[:, None, None]
-        slot_L = torch.arange(self.spec.block_size, device=self.device)
-        position_BAL = batch.starts_BA[..., None] + slot_L
-        sequence_R = sequence_BA1.expand_as(position_BAL)[is_labelled_BAL]
-        rows = self._row_losses(
-            model,
-            hidden_BALD[is_labelled_BAL],
-            labels_BAL[is_labelled_BAL],
-            find_target(sequence_R, position_BAL[is_labelled_BAL]),
-            options.denoising,
-            options.cross_entropy_weight,
-        )
-        logprob_BAL = torch.zeros(labels_BAL.shape, device=self.device)
-        logprob_BAL[is_labelled_BAL] = rows.label_logprob_R
-        weight_NL = position_weights(options.position_weights, logprob_BAL.flatten(0, 1), options.position_decay)
-        denoising = self._mean(rows.loss_R, weight_NL.view_as(logprob_BAL)[is_labelled_BAL])
-
+        denoising = self.denoising(model, hidden_BALD, labels_BAL, find_target, batch.starts_BA)
         if options.autoregressive == "off":
             return Terms(denoising, torch.zeros_like(denoising), hidden_BALD, labels_BAL, model)
         is_response_BT = next_token_is_response(batch)
@@ -187,6 +172,28 @@ class Distillation(lightning.LightningModule):
         total_weight = sum_over_processes(weight_R.sum(), self.num_processes) / self.num_processes
         return weighted_mean(loss_R, weight_R, total_weight)
 
+    def denoising(
+        self, model: Any, hidden_BALD: Tensor, labels_BAL: Tensor, find_target: FindTarget, starts_BA: Tensor
+    ) -> Tensor:
+        """Loss of block rows of which slot `i` predicts the token at `i + 1` behind its block's start."""
+        options, is_labelled_BAL = self.options, labels_BAL != UNSUPERVISED
+        # The block row for position s + i and the target's clean row there predict the same token.
+        sequence_BA1 = torch.arange(len(labels_BAL), device=self.device)[:, None, None]
+        position_BAL = starts_BA[..., None] + torch.arange(labels_BAL.shape[-1], device=self.device)
+        sequence_R = sequence_BA1.expand_as(position_BAL)[is_labelled_BAL]
+        rows = self._row_losses(
+            model,
+            hidden_BALD[is_labelled_BAL],
+            labels_BAL[is_labelled_BAL],
+            find_target(sequence_R, position_BAL[is_labelled_BAL]),
+            options.denoising,
+            options.cross_entropy_weight,
+        )
+        logprob_BAL = torch.zeros(labels_BAL.shape, device=self.device)
+        logprob_BAL[is_labelled_BAL] = rows.label_logprob_R
+        weight_NL = position_weights(options.position_weights, logprob_BAL.flatten(0, 1), options.position_decay)
+        return self._mean(rows.loss_R, weight_NL.view_as(logprob_BAL)[is_labelled_BAL])
+
     def _row_losses(
         self,
         model: Any,
@@ -206,7 +213,7 @@ class Distillation(lightning.LightningModule):
             self.vocab_size,
         )
 
-    def _consult(self, batch: BlockBatch) -> Callable[[Tensor, Tensor], TargetRows | None]:
+    def _consult(self, batch: BlockBatch) -> FindTarget:
         """Gives the target's distributions by sequence and position; None where no loss looks at them."""
         if not looks_at_target(self.options):
             return lambda sequence_R, position_R: None

@@ -44,14 +44,18 @@ class OnlineTeacher:
             self.model.to(device)
             self._copy = None
 
+    @property
+    def computing(self) -> Any:
+        """The target in the precision that its passes compute in."""
+        if not self.in_bfloat16:
+            return self.model
+        self._copy = self._copy or Bfloat16Copy(self.model)
+        return self._copy
+
     @torch.no_grad()
     def consult(self, batch: BlockBatch) -> Callable[[Tensor, Tensor], FullRows]:
         """Runs the target over the clean sequences; gives its rows by sequence and position."""
-        model = self.model
-        if self.in_bfloat16:
-            self._copy = self._copy or Bfloat16Copy(self.model)
-            model = self._copy
         # Causal rows never see the padding on their right.
-        hidden_BTD = model.base_model(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
-        head = model.get_output_embeddings()
+        hidden_BTD = self.computing.base_model(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
+        head = self.computing.get_output_embeddings()
         return lambda sequence_R, position_R: FullRows(hidden_BTD[sequence_R, position_R], head)

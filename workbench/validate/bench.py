@@ -1,17 +1,18 @@
 """The bench: everything that a validation measures, open at the same time, and the judgement of its outputs."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from workbench.console import console, progress
 from workbench.files import sha256_of_file
-from workbench.recipe import Recipe
 from workbench.targets import Target
 from workbench.validate.losslessness import Verdict, check_rounds, compare_outputs, measure_logit_gap, tie_tolerance
 from workbench.validate.machine import describe_versions
+from workbench.validate.memory import peak_device_mib, peak_mib
 from workbench.validate.methods import BASELINE, Method, open_decoders
+from workbench.validate.plan import Plan
 from workbench.validate.state import MeasurementLog
 from workbench.validate.suites import SuitePrompts
 from workbench.validate.timing import (
@@ -24,10 +25,24 @@ from workbench.validate.timing import (
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What was read from the machine around the measurements; None is unknown."""
+
+    idle_load: float | None = None
+    """Cores that others used before the first measurement."""
+    process_peak_mib: float | None = None
+    """Most memory of this process: target, inline drafters and all methods side by side."""
+    worker_peak_mib: dict[str, float] = field(default_factory=dict)
+    """Most memory of the drafter's process, by method."""
+    device_peak_mib: float | None = None
+    """Most memory on a GPU, all methods side by side."""
+
+
+@dataclass(frozen=True)
 class Bench:
     """What is measured, loaded and ready."""
 
-    recipe: Recipe
+    plan: Plan
     target: Target
     drafters: dict[str, Path]
     suites: list[SuitePrompts]
@@ -38,29 +53,41 @@ class Bench:
         return {
             "target": self.target.fingerprint,
             "drafters": {name: drafter_hashes(folder) for name, folder in self.drafters.items()},
-            "validate": asdict(self.recipe.validate),
+            "validate": asdict(self.plan.validate),
             "methods": [asdict(method) for method in self.methods],
-            "seed": self.recipe.seed,
+            "seed": self.plan.seed,
             "versions": describe_versions(),
         }
 
+    def temperature(self, suite: str) -> float:
+        """Of a suite: its own, or that of the decoder."""
+        own = next(entry.suite.temperature for entry in self.suites if entry.name == suite)
+        return self.plan.decode.temperature if own is None else own
+
+    def is_exact(self, method: Method, suite: str) -> bool:
+        """Whether outputs must be those of plain decoding, token for token; else they are equal in law only."""
+        if self.temperature(suite) == 0:
+            return True
+        # The library draws with random numbers of its own; by rejection, draws are others, too.
+        return not method.is_stock and (self.plan.decode.acceptance == "sample_match" or method.drafter is None)
+
     def jobs(self) -> list[Job]:
         """All measurements in their order."""
-        options = self.recipe.validate
+        options = self.plan.validate
         return interleaved_jobs(
             suites={suite.name: len(suite.prompt_ids) for suite in self.suites},
             timed_prompts=options.timed_prompts,
             repetitions=options.repetitions,
             methods=[method.name for method in self.methods],
             methods_on_all_prompts=[method.name for method in self.methods if method.on_all_prompts],
-            seed=self.recipe.seed,
+            seed=self.plan.seed,
         )
 
-    def measure(self, log: MeasurementLog) -> float | None:
-        """Makes the measurements that are not in the log; returns the cores that others used before."""
+    def measure(self, log: MeasurementLog) -> Surroundings:
+        """Makes the measurements that are not in the log."""
         jobs = [job for job in self.jobs() if job not in log.measurements]
         if not jobs:
-            return None
+            return Surroundings()
         if log.num_resumed:
             console.print(f"continuing after {log.num_resumed} measurements of an interrupted validation")
         idle_load = measure_idle_load()
@@ -74,7 +101,14 @@ class Bench:
             for job in jobs:
                 log.append(self._measure(job, decoders[job.method], prompts[job.suite][job.prompt]))
                 advance(1, "")
-        return idle_load
+            workers = {name: getattr(decoder, "worker_id", None) for name, decoder in decoders.items()}
+            peaks = {name: peak_mib(worker) for name, worker in workers.items() if worker is not None}
+        return Surroundings(
+            idle_load=idle_load,
+            process_peak_mib=peak_mib(),
+            worker_peak_mib={name: peak for name, peak in peaks.items() if peak is not None},
+            device_peak_mib=peak_device_mib(self.target.model.device),
+        )
 
     def judge(self, measurements: dict[Job, Measurement], job: Job) -> Verdict:
         """Compares one output with that of plain decoding and checks its rounds."""
@@ -85,10 +119,10 @@ class Bench:
             run.token_ids,
             reference.token_ids,
             self.target.stop_ids,
-            self.recipe.validate.max_new_tokens,
+            self.plan.validate.max_new_tokens,
             partial(measure_logit_gap, self.target, prompt_ids, reference.token_ids, run.token_ids),
             # A sampled token is decided by more than the two logits: no gap makes it a tie.
-            tie_tolerance(self.target.model.dtype) if self.recipe.decode.temperature == 0 else 0.0,
+            tie_tolerance(self.target.model.dtype) if self.temperature(job.suite) == 0 else 0.0,
         )
         if verdict.status == "different":
             return verdict
@@ -96,7 +130,7 @@ class Bench:
 
     def _warm_up(self, method: str, decoder: Any) -> None:
         suite = self.suites[0]
-        for index in range(self.recipe.validate.warmup_prompts):
+        for index in range(self.plan.validate.warmup_prompts):
             prompt_ids = suite.prompt_ids[index % len(suite.prompt_ids)]
             self._measure(Job(suite.name, index, method, 0), decoder, prompt_ids)
 
@@ -105,10 +139,10 @@ class Bench:
             decoder,
             job,
             prompt_ids,
-            self.recipe.validate.max_new_tokens,
-            self.recipe.decode.temperature,
+            self.plan.validate.max_new_tokens,
+            self.temperature(job.suite),
             # The same for all methods: sample-match emits the very tokens of plain sampling with the same seed.
-            seed=self.recipe.seed + 1000 * job.prompt + job.repetition,
+            seed=self.plan.seed + 1000 * job.prompt + job.repetition,
             device=self.target.model.device,
         )
 

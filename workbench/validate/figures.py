@@ -62,7 +62,7 @@ def draw_speedups(suites: Sequence[str], methods: dict[str, dict[str, Any]]) -> 
             for name in names:
                 estimate = methods[name][suite]["speedup"]
                 value, (low, high) = value_of(estimate), estimate["ci95"]
-                axes.barh(place, value, height=0.66, color=_method_colour(name), alpha=0.55 if "-" in name else 1.0)
+                axes.barh(place, value, height=0.66, color=_method_colour(name), alpha=_opacity(name))
                 axes.plot([low, high], [place, place], color=_INK, linewidth=1.4, solid_capstyle="butt")
                 axes.text(high + 0.015 * longest, place, f"{value:.2f}x", va="center")
                 ticks.append(place)
@@ -246,7 +246,13 @@ def _legend_below(axes: Axes, columns: int = 4) -> None:
 
 def _method_colour(name: str) -> str:
     kind = name.split("-")[0]
-    return {"autoregressive": GREY, "synchronous": BLUE, "asynchronous": ORANGE}.get(kind, PURPLE)
+    colours = {"autoregressive": GREY, "synchronous": BLUE, "asynchronous": ORANGE, "dflash": GREEN}
+    return colours.get(kind, PURPLE)
+
+
+def _opacity(name: str) -> float:
+    """Yardsticks and second baselines stand back."""
+    return 0.55 if "-" in name else 1.0
 
 
 def _cycle(count: int) -> list[str]:

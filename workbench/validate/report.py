@@ -23,6 +23,8 @@ from workbench.validate.table import (
 )
 
 HTML_FILE, MARKDOWN_FILE = "report.html", "report.md"
+_POSITIONS = 16
+"""Most draft positions of a table; the figures show all."""
 
 
 def write_report(folder: Path) -> Path:
@@ -57,7 +59,8 @@ def build_view(
         "date": validation["date"].replace("T", " ")[:16] + " UTC",
         "warnings": validation["warnings"],
         "lossless": validation["lossless"],
-        "headlines": [_headline(validation, suite) for suite in suites] if "asynchronous" in methods else [],
+        "candidate_method": validation["candidate_method"],
+        "headlines": [_headline(validation, suite) for suite in suites] if validation["candidate_method"] else [],
         "suites": [
             {
                 "name": suite,
@@ -71,11 +74,15 @@ def build_view(
                 "rounds_figure": _rounds_figure(speculative, suite),
                 "hits": _hit_rows(methods, suite),
                 "hits_figure": _hits_figure(methods, suite),
+                "reasons": _reasons(validation, suite),
+                "domains": _domain_rows(speculative, suite),
             }
             for suite in suites
         ],
         "speedups_figure": figures.draw_speedups(suites, methods),
-        "acceptance_figure": _acceptance_figure(methods),
+        "acceptance_figure": _acceptance_figure(methods, validation["candidate_method"]),
+        "temperatures": _temperature_rows(validation),
+        "memory": _memory_rows(validation),
         "search": _search_view(search),
         "curve": _curve_view(distillation),
         "configuration": _configuration(validation),
@@ -105,8 +112,8 @@ def _render(template: str, view: dict[str, Any]) -> str:
 
 def _headline(validation: dict[str, Any], suite: str) -> dict[str, str]:
     """What one reads first: the candidate's numbers on one suite, and what they rest on."""
-    methods = validation["methods"]
-    cell = methods["asynchronous"][suite]
+    methods, candidate = validation["methods"], validation["candidate_method"]
+    cell = methods[candidate][suite]
     sentences = [
         f"{value_of(cell['tokens_per_second']):.0f} tokens a second against "
         f"{value_of(methods['autoregressive'][suite]['tokens_per_second']):.0f} of plain decoding"
@@ -116,15 +123,16 @@ def _headline(validation: dict[str, Any], suite: str) -> dict[str, str]:
             f"{render_estimate(cell['speedup_whole_machine'], suffix='x')} against it on the whole machine"
         )
     for comparison in validation["comparisons"]:
-        if (comparison["than"], comparison["suite"]) == ("synchronous", suite):
-            sentences.append(f"{render_estimate(comparison['speed_ratio'], suffix='x')} against synchronous drafting")
+        than = {"synchronous": "synchronous drafting", "dflash": "DFlash"}.get(comparison["than"])
+        if than and comparison["suite"] == suite:
+            sentences.append(f"{render_estimate(comparison['speed_ratio'], suffix='x')} against {than}")
     return {
         "suite": suite,
         "speedup": f"{value_of(cell['speedup']):.2f}x",
         "interval": "{:.2f} to {:.2f}".format(*cell["speedup"]["ci95"]),
         "acceptance_length": f"{value_of(cell['acceptance_length']):.2f}",
         "hit_rate": render_hit_rate(cell),
-        "layers": render_layers(validation, "asynchronous"),
+        "layers": render_layers(validation, candidate),
         "lossless": render_losslessness(cell),
         "text": "; ".join(sentences) + ".",
     }
@@ -135,11 +143,13 @@ def _row(validation: dict[str, Any], method: str, suite: str) -> dict[str, str]:
     return {
         "method": method,
         "layers": render_layers(validation, method),
+        "engine": details["engine"],
         "threads": str(details["target_threads"]),
         "acceptance_length": render_estimate(cell.get("acceptance_length")),
         "tokens_per_second": render_estimate(cell["tokens_per_second"], digits=1),
         "speedup": render_estimate(cell["speedup"], suffix="x"),
         "speedup_whole_machine": render_estimate(cell.get("speedup_whole_machine"), suffix="x"),
+        "speedup_transformers": render_estimate(cell.get("speedup_transformers"), suffix="x"),
         "hit_rate": render_hit_rate(cell),
         "lossless": render_losslessness(cell),
         "is_lossless": "no" if cell["lossless"] is False else "yes",
@@ -182,14 +192,112 @@ def _comparisons(validation: dict[str, Any], suite: str) -> list[dict[str, str]]
     return rows
 
 
+def _reasons(validation: dict[str, Any], suite: str) -> list[str]:
+    """Why the candidate is faster or slower than each method that it is compared with, in the terms of one round.
+
+    Speed is tokens a round over time a round, so the ratio of speeds is about the product of two ratios.
+    """
+    methods, candidate = validation["methods"], validation["candidate_method"]
+    if candidate is None:
+        return []
+    own = methods[candidate][suite]
+    reasons = []
+    for comparison in validation["comparisons"]:
+        cell = methods[comparison["than"]][suite]
+        if comparison["suite"] != suite or not cell["round_ms"] or not own["round_ms"]:
+            continue
+        low, high = comparison["speed_ratio"]["ci95"]
+        verdict = "wins" if low > 1 else "loses" if high < 1 else "is level"
+        tau, other_tau = value_of(own["acceptance_length"]), value_of(cell["acceptance_length"])
+        round_ms, other_ms = own["round_ms"]["round"]["mean"], cell["round_ms"]["round"]["mean"]
+        hidden = own["round_ms"]["packed"]["mean"]
+        text = (
+            f"{candidate} {verdict} against {comparison['than']} "
+            f"({render_estimate(comparison['speed_ratio'], suffix='x')}): {tau:.2f} tokens a round against "
+            f"{other_tau:.2f} ({tau / other_tau:.2f}x), rounds of {round_ms:.1f} ms against {other_ms:.1f} "
+            f"({other_ms / round_ms:.2f}x as many a second)"
+        )
+        if hidden:
+            text += f"; {render_hit_rate(own)} of its blocks were drafted meanwhile"
+        reasons.append(text)
+    return reasons
+
+
+def _domain_rows(methods: dict[str, Any], suite: str) -> dict[str, Any] | None:
+    """Acceptance length by what the prompts are about, a row a method."""
+    cells = {name: cells[suite].get("acceptance_by_domain") for name, cells in methods.items()}
+    cells = {name: domains for name, domains in cells.items() if domains}
+    if not cells:
+        return None
+    names = list(next(iter(cells.values())))
+    return {
+        "names": names,
+        "rows": [
+            {
+                "method": method,
+                "lengths": [f"{domains[name]['acceptance_length']:.2f}" if name in domains else "-" for name in names],
+            }
+            for method, domains in cells.items()
+        ],
+    }
+
+
+def _temperature_rows(validation: dict[str, Any]) -> list[dict[str, str]]:
+    """What randomness costs: suites of one source at several temperatures, side by side."""
+    options, candidate = validation["options"], validation["candidate_method"]
+    by_source: dict[str, list[dict[str, Any]]] = {}
+    for suite in options["validate"]["suites"]:
+        by_source.setdefault(str(suite["source"]), []).append(suite)
+    rows = []
+    for suites in by_source.values():
+        temperatures = [_temperature(options, suite) for suite in suites]
+        if candidate is None or len(set(temperatures)) < 2:
+            continue
+        for temperature, suite in sorted(zip(temperatures, suites, strict=True), key=lambda pair: pair[0]):
+            cell = validation["methods"][candidate][suite["name"]]
+            rows.append(
+                {
+                    "suite": suite["name"],
+                    "temperature": f"{temperature:g}",
+                    "acceptance_length": render_estimate(cell["acceptance_length"]),
+                    "speedup": render_estimate(cell["speedup"], suffix="x"),
+                }
+            )
+    return rows
+
+
+def _temperature(options: dict[str, Any], suite: dict[str, Any]) -> float:
+    own = suite.get("temperature")
+    return options["decode"]["temperature"] if own is None else own
+
+
+def _memory_rows(validation: dict[str, Any]) -> list[tuple[str, str]]:
+    memory = validation["memory"]
+
+    def holds(role: dict[str, float]) -> str:
+        return f"{role['weights_mib']:.0f} MiB of weights, {role['cache_mib']:.1f} MiB of keys and values"
+
+    rows = [(f"target, {memory['longest_sequence_tokens']} tokens", holds(memory["target"]))]
+    rows += [(f"drafter {name}", holds(role)) for name, role in memory["drafters"].items()]
+    for key, what in (
+        ("process_peak_mib", "peak of the process, all methods open"),
+        ("device_peak_mib", "peak on GPU"),
+    ):
+        if memory[key] is not None:
+            rows.append((what, f"{memory[key]:.0f} MiB"))
+    rows += [(f"peak of the worker, {name}", f"{peak:.0f} MiB") for name, peak in memory["worker_peak_mib"].items()]
+    return rows
+
+
 def _position_rows(methods: dict[str, Any], suite: str) -> list[dict[str, Any]]:
     rows = []
     for name, cells in methods.items():
         for key, label in (("survival", "all up to here"), ("conditional", "given those before")):
             rates = cells[suite].get("acceptance_by_position", {}).get(key, [])
             if rates:
-                rows.append({"method": name, "label": label, "rates": [f"{rate:.2f}" for rate in rates]})
-    return rows
+                rows.append({"method": name, "label": label, "rates": [f"{rate:.2f}" for rate in rates[:_POSITIONS]]})
+    longest = max((len(row["rates"]) for row in rows), default=0)
+    return [{**row, "rates": row["rates"] + ["-"] * (longest - len(row["rates"]))} for row in rows]
 
 
 def _round_rows(methods: dict[str, Any], suite: str) -> list[dict[str, str]]:
@@ -232,10 +340,15 @@ def _by_num_accepted(methods: dict[str, Any], suite: str) -> dict[str, Any]:
     return cell.get("hypotheses", {}).get("by_num_accepted", {})
 
 
-def _acceptance_figure(methods: dict[str, Any]) -> str:
+def _acceptance_figure(methods: dict[str, Any], candidate: str | None) -> str:
+    """The candidate's rates by suite, and with one suite only those of DFlash beside them."""
+    shown = {candidate: methods[candidate]} if candidate else {}
+    if candidate and len(methods[candidate]) == 1 and "dflash" in methods:
+        shown["dflash"] = methods["dflash"]
     cells = {
-        suite: cell["acceptance_by_position"]
-        for suite, cell in methods.get("asynchronous", {}).items()
+        (method if len(shown) > 1 else suite): cell["acceptance_by_position"]
+        for method, suites in shown.items()
+        for suite, cell in suites.items()
         if "acceptance_by_position" in cell
     }
     return figures.draw_acceptance(cells) if cells else ""
@@ -310,14 +423,33 @@ def _configuration(validation: dict[str, Any]) -> list[tuple[str, str]]:
         ("precision", f"{target['dtype']} on {target['device']}, drafter {decode['drafter_dtype']}"),
         ("engine, executor", f"{decode['engine']}, {decode['executor']}"),
         ("draft length, hypotheses", f"{decode['draft_length']}, at most {decode['max_hypotheses']}"),
-        ("sampling", "greedy" if decode["temperature"] == 0 else f"temperature {decode['temperature']}"),
+        ("sampling", _describe_sampling(validation)),
         ("thinking", "on" if target["thinking"] else "off"),
         ("seed", str(validation["seed"])),
     ]
     for name, drafter in validation["drafters"].items():
-        kept = ", ".join(map(str, drafter["kept_layers"]))
-        rows.append((f"drafter {name}", f"layers {kept} of {drafter['parent']}, {drafter['block_attention']} blocks"))
+        rows.append((f"drafter {name}", _describe_drafter(drafter)))
     return rows
+
+
+def _describe_sampling(validation: dict[str, Any]) -> str:
+    options = validation["options"]
+    by_suite = {suite["name"]: _temperature(options, suite) for suite in options["validate"]["suites"]}
+    texts = {name: "greedy" if value == 0 else f"temperature {value:g}" for name, value in by_suite.items()}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{name}: {text}" for name, text in texts.items())
+
+
+def _describe_drafter(drafter: dict[str, Any]) -> str:
+    if drafter.get("family") == "dflash":
+        read = ", ".join(map(str, drafter["target_layer_ids"]))
+        text = f"DFlash, {drafter['num_layers']} layers over the target's hidden states behind layers {read}"
+    else:
+        text = f"layers {', '.join(map(str, drafter['kept_layers']))} of {drafter['parent']}"
+    text += f", {drafter['block_attention']} blocks of {drafter['block_size']}"
+    seconds = drafter.get("training_seconds")
+    return f"{text}, trained {seconds / 60:.1f} minutes" if seconds else text
 
 
 def _machine(validation: dict[str, Any]) -> list[tuple[str, str]]:

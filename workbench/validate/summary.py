@@ -82,6 +82,41 @@ def summarize_acceptance(runs: Sequence[Measurement], seed: int) -> dict[str, An
     return summary
 
 
+def summarize_domains(runs: Sequence[Measurement], domains: Sequence[str | None]) -> dict[str, Any]:
+    """Pooled acceptance length by what the prompts are about; nothing where the source does not say, or says one."""
+    by_domain: dict[str, list[list[int]]] = {}
+    for run in runs:
+        domain = domains[run.job.prompt]
+        if domain is not None and (counts := emission_counts(run)):
+            by_domain.setdefault(domain, []).append(counts)
+    if len(by_domain) < 2:
+        return {}
+    return {
+        "acceptance_by_domain": {
+            domain: {
+                "num_prompts": len(counts),
+                "acceptance_length": sum(map(sum, counts)) / sum(map(len, counts)),
+            }
+            for domain, counts in sorted(by_domain.items())
+        }
+    }
+
+
+def per_prompt(prompts: dict[int, Repetitions]) -> dict[str, Any]:
+    """Values of each timed prompt, null where undefined: what two validations are compared by."""
+    speeds = _per_prompt(prompts, lambda run: run.decode_tokens_per_second)
+    lengths = _per_prompt(prompts, _acceptance_length)
+    return {
+        "tokens_per_second": [speeds.get(prompt) for prompt in sorted(prompts)],
+        "acceptance_length": [lengths.get(prompt) for prompt in sorted(prompts)],
+    }
+
+
+def _acceptance_length(run: Measurement) -> float | None:
+    counts = emission_counts(run)
+    return sum(counts) / len(counts) if counts else None
+
+
 def emission_counts(run: Measurement) -> list[int]:
     """Tokens of every round; the tokens that come out of the prefill belong to none."""
     if run.rounds:

@@ -55,7 +55,13 @@ def value_of(estimate: dict[str, Any]) -> float:
 def render_layers(validation: dict[str, Any], method: str) -> str:
     """Layers of a method's drafter, of its parent's: `8 of 10`."""
     drafter = validation["drafters"].get(validation["method_details"][method].get("drafter"))
-    return f"{drafter['num_layers']} of {drafter['parent_num_layers']}" if drafter else "-"
+    if not drafter:
+        return "-"
+    return (
+        f"{drafter['num_layers']} of {drafter['parent_num_layers']}"
+        if "parent" in drafter
+        else str(drafter["num_layers"])
+    )
 
 
 def render_hit_rate(cell: dict[str, Any]) -> str:

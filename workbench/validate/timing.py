@@ -7,7 +7,8 @@
     repetition. A machine that slows down, heats up or is shared for a while slows all methods alike.
 4.  Repetitions: timed prompts are decoded several times; a prompt's speed is the median over its repetitions. The
     other prompts are decoded once, by the methods that must prove losslessness on all of them, and enter no speed.
-5.  Clock: `time.perf_counter` on the reader's side of the decoder's stream, from before the prompt is handed over.
+5.  Clock: `time.perf_counter` on the reader's side of the decoder's stream (or in the streamer that `transformers`
+    hands its tokens to), from before the prompt is handed over.
     What is timed is the arrival of tokens, not what the decoder says about itself. Tokens are on the host when they
     arrive; on a GPU the device is synchronised before the clock starts and when the stream has ended.
 6.  What is counted: *time to first token* until the first arrival (prefill and everything before); *decode-only*
@@ -27,7 +28,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -46,6 +47,22 @@ class Stream(Protocol):
         self, prompt: Sequence[int], max_new_tokens: int, temperature: float | None = None, seed: int = 0
     ) -> Generator[list[int], None, Any]:
         """Decodes one prompt."""
+        ...
+
+
+@runtime_checkable
+class Pusher(Protocol):
+    """What is timed, too: a decoder with a loop of its own, which hands lists of token ids over as they appear."""
+
+    def push(
+        self,
+        receive: Callable[[list[int]], None],
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> Any:
+        """Decodes one prompt; returns the generation."""
         ...
 
 
@@ -147,7 +164,7 @@ def interleaved_jobs(
 
 
 def measure_generation(
-    decoder: Stream,
+    decoder: Stream | Pusher,
     job: Job,
     prompt_ids: Sequence[int],
     max_new_tokens: int,
@@ -156,21 +173,22 @@ def measure_generation(
     device: torch.device | None = None,
 ) -> Measurement:
     """Decodes one prompt under the clock."""
+    arrivals: list[float] = []
+    streamed: list[int] = []
     before = read_cpu_ticks()
     with _undisturbed():
         _synchronize(device)
         start = time.perf_counter()
-        stream = decoder.stream(prompt_ids, max_new_tokens, temperature=temperature, seed=seed)
-        arrivals: list[float] = []
-        streamed: list[int] = []
-        while True:
-            try:
-                tokens = next(stream)
-            except StopIteration as end:
-                generation = end.value
-                break
-            arrivals += [time.perf_counter() - start] * len(tokens)
-            streamed += tokens
+
+        def receive(tokens: list[int]) -> None:
+            arrivals.extend([time.perf_counter() - start] * len(tokens))
+            streamed.extend(tokens)
+
+        if isinstance(decoder, Pusher):
+            generation = decoder.push(receive, prompt_ids, max_new_tokens, temperature=temperature, seed=seed)
+        else:
+            stream = decoder.stream(prompt_ids, max_new_tokens, temperature=temperature, seed=seed)
+            generation = _drain(stream, receive)
         _synchronize(device)
         total_s = time.perf_counter() - start
     after = read_cpu_ticks()
@@ -205,6 +223,16 @@ def measure_idle_load() -> float | None:
 def read_date() -> str:
     """The present date and time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _drain(stream: Generator[list[int], None, Any], receive: Callable[[list[int]], None]) -> Any:
+    """Reads a stream to its end; returns the generation."""
+    while True:
+        try:
+            tokens = next(stream)
+        except StopIteration as end:
+            return end.value
+        receive(tokens)
 
 
 @contextmanager
