@@ -3,6 +3,7 @@
 PYTHON ?= python3
 RECIPE ?= quickstart
 FORMAT ?= vllm
+WORKERS ?=
 ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -14,6 +15,7 @@ export DRAFTER PROMPT TARGET SUITES REPO A B
 .DEFAULT_GOAL := help
 
 .PHONY: help setup quickstart run corpus distill prune dflash validate compare publish export generate list \
+	search compare-searches dashboard \
 	verify plan trace bench-decode delay exactness ablation throughput record results gpu-check target fetch-smollm2 \
 	lint test test-all clean
 
@@ -54,6 +56,15 @@ prune: ## stage 3: search for the layers that can go
 dflash: ## a DFlash drafter for RECIPE's target, trained as long: validate compares with it
 validate: ## stage 4: measure against plain decoding; or any folder: DRAFTER=<folder> TARGET=... SUITES=gsm8k,...
 publish: ## stage 5: write the drafter as a folder for others; REPO=org/name says what PUSH=1 would upload
+
+search: setup ## stage 3 with WORKERS processes on one study
+	@$(WORKBENCH) prune $(RECIPE) $(if $(WORKERS),--prune.workers $(WORKERS)) $(ARGS)
+
+compare-searches dashboard: setup
+	@$(WORKBENCH) $@ $(RECIPE) $(ARGS)
+
+compare-searches: ## the search against one-shot, greedy and random choices of layers, over 5 seeds
+dashboard: ## the studies of RECIPE's search in a browser (needs the extra `dashboard`)
 
 generate: setup ## stream a text through a drafter: DRAFTER=<folder> PROMPT="..."
 	@$(WORKBENCH) generate --drafter "$$DRAFTER" --prompt "$$PROMPT" $(ARGS)

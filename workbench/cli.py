@@ -356,6 +356,40 @@ def write_results() -> None:
     console.print(f"wrote {PAGE} and the README's table", markup=False)
 
 
+def compare_searches(
+    recipe: str, overrides: Sequence[str] = (), *, seeds: int = 5, max_minutes: float | None = None
+) -> None:
+    """Compares the search for layers with one-shot, greedy and random choices.
+
+    Args:
+        recipe: Name of a file in recipes/, or its path; its corpus and distill stages are finished.
+        overrides: `--section.key value` for any key of the recipe.
+        seeds: Repetitions with other blocks and another sampler.
+        max_minutes: No further seed starts later; the same command goes on.
+    """
+    loaded = load_recipe(recipe, list(overrides))
+    from workbench.prune.comparison import compare_searches as compare
+    from workbench.stages import STAGES, stage_inputs
+
+    stage_inputs(loaded, STAGES["prune"], STAGES)  # refuses unfinished stages
+    folder = loaded.run_folder
+    compare(loaded, folder / "corpus", folder / "distill", folder / "compare-searches", seeds, max_minutes)
+
+
+def dashboard(recipe: str, overrides: Sequence[str] = (), *, port: int = 8080) -> None:
+    """Shows the studies of a recipe's search in a browser, with optuna-dashboard.
+
+    Args:
+        recipe: Name of a file in recipes/, or its path.
+        overrides: `--section.key value` for any key of the recipe.
+        port: Of the page on this machine.
+    """
+    loaded = load_recipe(recipe, list(overrides))
+    from workbench.prune.storage import serve_dashboard
+
+    serve_dashboard(loaded.prune.storage, loaded.run_folder / "prune", port)
+
+
 def check_gpu(*, output: Path = Path("runs/gpu-check.json")) -> None:
     """Measures what a GPU gives: pass times against the bandwidth floor, overlap of two streams.
 
@@ -398,6 +432,8 @@ COMMANDS: dict[str, Command] = {
     "throughput": Command(throughput, "measure a distillation step against plain training on as many rows"),
     "record": Command(record_run, "copy what a run has measured to docs/measurements/"),
     "results": Command(write_results, "render docs/results.md and README's table from docs/measurements/"),
+    "compare-searches": Command(compare_searches, "compare the search for layers with simpler ways of choosing them"),
+    "dashboard": Command(dashboard, "show the studies of a search in a browser"),
     "gpu-check": Command(check_gpu, "measure what a GPU gives: pass times, overlap of two streams"),
 }
 """Every command, by name."""

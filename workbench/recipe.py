@@ -209,13 +209,13 @@ class PruneOptions:
     layers_per_round: PositiveInt | None = None
     """Progressive: drop this many, heal, rank the layers anew, repeat; None: each number of layers at once."""
     heal_steps: PositiveInt = 200
-    """Distillation steps after dropping."""
+    """Distillation steps after dropping, at most."""
     heal_learning_rate: PositiveFloat = 3e-4
     """Peak of the healing schedule."""
     retained_threshold: OpenUnitInterval = 0.99
     """Retained acceptance length that a winner's lower 95 % bound must reach."""
     decode_prompts: PositiveInt = 64
-    """Held-out prompts that healed candidates decode for real."""
+    """Held-out prompts that healed candidates decode for real, at most."""
     widths: list[OpenUnitInterval] = field(default_factory=list)
     """Shares of the feed-forward layers' width that drafters are narrowed to, each with studies of its own, besides
     the full width."""
@@ -224,7 +224,10 @@ class PruneOptions:
     hypothesis_budgets: list[NonNegativeInt] = field(default_factory=list)
     """Values of decode.max_hypotheses that the winner is tried with; empty: the recipe's alone."""
     max_minutes: PositiveFloat | None = None
-    """No new evaluation and no further healing starts after this; the best so far is finished."""
+    """The search ends about then: no trial starts after 25 % of it and no healing after 75 %; a healing gets its share
+    of what is between; the rest decodes as many of `decode_prompts` as it can."""
+    workers: PositiveInt = 1
+    """Processes that evaluate sets of layers of one study; several need another storage than SQLite."""
     storage: str | None = None
     """Optuna storage URL (sqlite:///, postgresql://, journal:///PATH); None: in the run folder."""
 

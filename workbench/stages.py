@@ -27,7 +27,7 @@ STAGE_FILE = "stage.json"
 LOCK_FILE = ".lock"
 _NO_ROOM_OR_RIGHT = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 _TARGET_TEXT_OPTIONS = ("target.model", "target.revision", "target.tokenizer", "target.thinking")
-_PLACE_OPTIONS = {"device"}  # where a stage runs is no input of it
+_PLACE_OPTIONS = {"device", "workers"}  # where a stage runs is no input of it
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Stage:
     """Stages whose results it reads where they are finished, and does without where they are not."""
     on_request: bool = False
     """No part of a run: it has a command of its own."""
+    check: Callable[[Recipe], object] | None = None
+    """Refuses what it could never do, before any stage of a run starts."""
 
 
 def _write_corpus(recipe: Recipe, run_folder: Path) -> None:
@@ -76,6 +78,12 @@ def _dflash(recipe: Recipe, run_folder: Path) -> None:
 
     seconds = max(training_seconds(run_folder).values())
     distill_dflash(recipe, run_folder / "corpus", run_folder / "dflash", seconds)
+
+
+def _check_search(recipe: Recipe) -> None:
+    from workbench.prune.request import check_recipe
+
+    check_recipe(recipe)
 
 
 def _validate(recipe: Recipe, run_folder: Path) -> None:
@@ -155,6 +163,7 @@ STAGES: dict[str, Stage] = {
             files=lambda recipe: [recipe.target.model],
             results=lambda recipe, folder: [folder / "search.json", folder / "drafter" / "config.json"],
             copied=("search.json",),
+            check=_check_search,
         ),
         Stage(
             "dflash",
@@ -199,6 +208,9 @@ def run_stages(recipe: Recipe, names: Sequence[str], stages: Mapping[str, Stage]
         if rank:
             _follow(recipe, names, stages)
             return
+        for name in names:
+            if check := stages[name].check:
+                check(recipe)
         with sole_process(recipe.run_folder):
             for name in names:
                 _run_stage(recipe, stages[name], stages)

@@ -11,6 +11,7 @@ def make_result(dropped=(), heal_steps=10, low=1.0, speed=1.0, same=None) -> Res
     exact = Estimate("mean", 1.0, 1.0, 1.0)
     return Result(
         candidate=Candidate(dropped=dropped, folder=Path("x"), heal_steps=heal_steps, heal_s=1.0),
+        num_prompts=48,
         acceptance_length=5.0,
         retained=Estimate("mean", low + 0.01, low, low + 0.02),
         retained_same_training=same and Estimate("mean", same, same, same),

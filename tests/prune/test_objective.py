@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from workbench.prune.objective import retained_acceptance, retained_acceptance_decoded
+from workbench.prune.objective import retained_acceptance, retained_acceptance_decoded, retained_by_seed
 
 
 def correlated_blocks(num_sequences: int, loss: float, seed: int):
@@ -51,6 +51,21 @@ def test_sequences_are_resampled_not_blocks():
     once = retained_acceptance(candidate, reference, sequence)
     copies = retained_acceptance(np.tile(candidate, 8), np.tile(reference, 8), np.tile(sequence, 8))
     assert copies.high - copies.low == pytest.approx(once.high - once.low)
+
+
+def test_mean_over_seeds():
+    retained = retained_by_seed([[4, 2, 6], [5, 5, 4]], [5, 5, 5], [0, 0, 1])
+    assert retained.value == pytest.approx((12 / 15 + 14 / 15) / 2)
+
+
+def test_seeds_that_disagree_widen_the_interval():
+    candidate, reference, sequence = correlated_blocks(200, 0.1, 1)
+    alike = retained_by_seed([candidate] * 5, reference, sequence)
+    once = retained_acceptance(candidate, reference, sequence)
+    assert alike.high - alike.low == pytest.approx(once.high - once.low, rel=0.1)
+    shifted = retained_by_seed([candidate + shift for shift in (-2, -1, 0, 1, 2)], reference, sequence)
+    assert shifted.value == pytest.approx(alike.value)
+    assert shifted.high - shifted.low > 5 * (alike.high - alike.low)
 
 
 def test_decoded_acceptance_is_pooled_over_rounds():

@@ -1,12 +1,19 @@
 import dataclasses
+import multiprocessing
+import threading
+import time
+from pathlib import Path
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
 from tests.prune.conftest import DRAFT_LENGTH, PLANTED, REAL_LAYERS
 from tests.prune.recipes import make_recipe
 from workbench.prune.healing import Candidate
 from workbench.prune.ranking import rank_sets
-from workbench.prune.storage import default_storage
+from workbench.prune.storage import default_storage, open_storage
+from workbench.prune.study import finished_sets
 from workbench.prune.workforce import ScorerSettings, Workforce
 
 LAYERS = list(range(REAL_LAYERS + len(PLANTED)))
@@ -51,11 +58,35 @@ def test_planted_layers_are_found_without_a_head_start(corpus_folder, planted_fo
     assert ranking.found[0].dropped == PLANTED
 
 
-def test_two_workers_find_the_planted_layers(corpus_folder, planted_folder, tmp_path):
+def test_two_workers_find_the_planted_layers_though_one_is_killed(corpus_folder, planted_folder, tmp_path):
+    killed = []
+
+    def kill_in_the_study() -> None:
+        while not any((trial.value is not None) for study in studies(tmp_path) for trial in study.trials):
+            time.sleep(0.02)
+        victim = multiprocessing.active_children()[0]
+        victim.kill()
+        killed.append(victim.pid)
+
     with make_workforce(corpus_folder, planted_folder, tmp_path / "scores", workers=2) as workforce:
-        ranking = rank(workforce, tmp_path, make_recipe(trials=20), workers=2)
+        killer = threading.Thread(target=kill_in_the_study, daemon=True)
+        killer.start()
+        ranking = rank(workforce, tmp_path, make_recipe(trials=30), workers=2)
+        killer.join()
+    assert killed
     assert ranking.found[0].dropped == PLANTED
-    assert ranking.storage.startswith("journal://")
+    (study,) = studies(tmp_path)
+    assert not study.get_trials(states=(TrialState.RUNNING, TrialState.WAITING))
+    assert len(finished_sets(study)) >= 30
+
+
+def studies(folder: Path) -> list[optuna.Study]:
+    """All studies in the journal of several workers."""
+    url = default_storage(folder, 2)
+    if not Path(url.removeprefix("journal://")).is_file():
+        return []
+    storage = open_storage(url)
+    return [optuna.load_study(study_name=None, storage=storage)] if storage.get_all_studies() else []
 
 
 def test_protected_layers_stay(corpus_folder, planted_folder, tmp_path):

@@ -161,11 +161,12 @@ def is_narrow(path: Path) -> bool:
 
 
 def test_the_time_cap_leaves_an_answer(corpus_folder, planted_folder, target_folder, tmp_path):
-    recipe = make_recipe(str(target_folder), **{**OPTIONS, "finalists": 2}, max_minutes=0.001, decode_prompts=4)
+    recipe = make_recipe(str(target_folder), **{**OPTIONS, "finalists": 2}, max_minutes=0.001, decode_prompts=30)
     search(recipe, corpus_folder, planted_folder.parent, tmp_path)
     result = read(tmp_path)
     assert [len(entry["dropped"]) for entry in result["healed"]] == [1, 2]
     assert all(entry["retained_same_training"] is None for entry in result["results"])
+    assert {entry["num_prompts"] for entry in result["results"]} == {finalists.PLAIN_PROMPTS}
 
 
 def test_a_recipe_without_pruning_calibrates_the_drafter(corpus_folder, planted_folder, target_folder, tmp_path):
@@ -176,17 +177,17 @@ def test_a_recipe_without_pruning_calibrates_the_drafter(corpus_folder, planted_
 
 
 @pytest.mark.parametrize(
-    ("options", "workers", "message"),
+    ("options", "message"),
     [
-        ({"drop_layers": [7]}, 1, "use 1 to 5"),
-        ({"storage": "sqlite:////proc/nowhere/x.db"}, 1, "cannot be opened"),
-        ({"storage": "sqlite:////tmp/x.db"}, 2, "SQLite, which several workers must not share"),
+        ({"drop_layers": [7]}, "use 1 to 5"),
+        ({"storage": "sqlite:////proc/nowhere/x.db"}, "cannot be opened"),
+        ({"storage": "sqlite:////tmp/x.db", "workers": 2}, "SQLite, which several workers must not share"),
     ],
 )
-def test_impossible_requests_do_no_work(options, workers, message, planted_folder, tmp_path):
+def test_impossible_requests_do_no_work(options, message, planted_folder, tmp_path):
     recipe = make_recipe("no/such/target", **options)
     with pytest.raises(WorkbenchError, match=message):
-        search(recipe, tmp_path / "no corpus", planted_folder.parent, tmp_path / "prune", workers)
+        search(recipe, tmp_path / "no corpus", planted_folder.parent, tmp_path / "prune")
     assert not (tmp_path / "prune").exists()
 
 

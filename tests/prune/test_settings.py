@@ -39,10 +39,11 @@ def speeds(monkeypatch):
     return measured
 
 
-def tune(folder, planted_folder, **prune):
+def tune(folder, planted_folder, deadline_s=None, **prune):
     recipe = make_recipe(**{"draft_lengths": [3, 4], "hypothesis_budgets": [1, 2], **prune})
     target: Any = SimpleNamespace(model=SimpleNamespace(device=None))
-    return tune_settings(planted_folder, target, PROMPTS, recipe, default_storage(folder, 1), folder / "claims")
+    storage, claims = default_storage(folder, 1), folder / "claims"
+    return tune_settings(planted_folder, target, PROMPTS, recipe, storage, claims, deadline_s)
 
 
 def test_the_fastest_settings_are_chosen_and_slow_ones_end_early(speeds, planted_folder, tmp_path):
@@ -62,6 +63,12 @@ def test_finished_trials_are_not_measured_again(speeds, planted_folder, tmp_path
     first = tune(tmp_path, planted_folder)
     speeds.clear()
     assert tune(tmp_path, planted_folder) == first
+    assert speeds == []
+
+
+def test_no_trial_starts_after_the_deadline(speeds, planted_folder, tmp_path):
+    chosen = tune(tmp_path, planted_folder, deadline_s=0.0)
+    assert (chosen["draft_length"], chosen["max_hypotheses"], chosen["trials"]) == (4, 2, [])
     assert speeds == []
 
 

@@ -1,9 +1,11 @@
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -17,6 +19,7 @@ from workbench.prune.storage import (
     is_abandoned,
     open_storage,
     requeue_abandoned,
+    serve_dashboard,
     without_password,
 )
 from workbench.prune.study import (
@@ -184,8 +187,8 @@ def test_two_workers_share_a_study_and_survive_a_third(tmp_path):
     log = tmp_path / "calls"
     plan = make_plan(tmp_path, storage=f"journal:///{tmp_path / 'study'}", trials=24)
     open_study(plan)
-    processes = [start(plan, Additive(log, 0.02), worker) for worker in range(2)]
     killed = start(plan, Interrupted(3, log), 2)
+    processes = [start(plan, Additive(log, 0.05), worker) for worker in range(2)]
     for process in [*processes, killed]:
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
@@ -224,3 +227,26 @@ def test_known_sets_are_answered_from_the_study(tmp_path):
     assert trials[1]["repeats"] == 0
     assert scorer.calls.count(((1, 2), 0)) == 1
     assert optuna.load_study(study_name=plan.name, storage=plan.storage).trials[1].value == pytest.approx(0.97)
+
+
+def test_the_dashboard_shows_the_studies_of_the_run_folder(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
+    with pytest.raises(WorkbenchError, match="holds no studies: run `prune` first"):
+        serve_dashboard(None, tmp_path, 8080)
+    open_study(make_plan(tmp_path))
+    with pytest.raises(WorkbenchError, match="optuna-dashboard is not installed"):
+        serve_dashboard(None, tmp_path, 8080)
+    shown: list = []
+    stub = SimpleNamespace(run_server=lambda storage, host, port: shown.append((storage, host, port)))
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", stub)
+    serve_dashboard(None, tmp_path, 8080)
+    ((storage, host, port),) = shown
+    assert [study.study_name for study in storage.get_all_studies()] == ["tiny-drop-2"]
+    assert (host, port) == ("localhost", 8080)
+
+
+def test_fewer_workers_go_on_with_the_journal_of_several(tmp_path):
+    assert default_storage(tmp_path, 1).startswith("sqlite:///")
+    journal = default_storage(tmp_path, 2)
+    open_storage(journal).create_new_study([optuna.study.StudyDirection.MAXIMIZE])
+    assert default_storage(tmp_path, 1) == journal

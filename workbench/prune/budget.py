@@ -46,6 +46,6 @@ class Budget:
         """When (`time.time`) this share of the budget is spent; None without a cap."""
         return None if self.max_s is None else self._started_s + share * self.max_s - self._before_s
 
-    def allows(self, further_s: float) -> bool:
-        """Whether there is time left for something that takes so long."""
-        return self.max_s is None or self.spent_s + further_s <= self.max_s
+    def allows(self, further_s: float, share: float) -> bool:
+        """Whether something that takes so long would end within this share of the budget."""
+        return self.max_s is None or self.spent_s + further_s <= share * self.max_s

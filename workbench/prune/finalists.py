@@ -2,16 +2,19 @@
 
 All decoders are open at the same time and take turns prompt by prompt, so that every comparison is paired. Retained
 acceptance length and speed are measured against the unpruned drafter as it was distilled, and also against the one
-that got the same extra training.
+that got the same extra training. The clock, never what was seen so far, decides how many prompts there are, so that
+intervals keep what they promise.
 """
 
 import gc
+import itertools
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.console import progress
+from workbench.console import console, progress
 from workbench.decode import build_decoder
 from workbench.decode.calibrate import calibrate
 from workbench.decode.calibration import FILE_NAME as CALIBRATION_FILE
@@ -27,7 +30,7 @@ PLAIN = "autoregressive"
 CALIBRATION_PROMPTS = 8
 """Held-out prompts that calibrate every candidate; none of them is measured."""
 PLAIN_PROMPTS = 12
-"""Prompts that plain decoding, slow and steady, decodes for the speedup."""
+"""Prompts that plain decoding, slow and steady, decodes for the speedup; so many are decoded however late it is."""
 WARM_PROMPTS = 2
 
 
@@ -36,6 +39,7 @@ class Result:
     """What a candidate achieved when it decoded for real."""
 
     candidate: Candidate
+    num_prompts: int
     acceptance_length: float
     """Pooled over rounds."""
     retained: Estimate
@@ -63,6 +67,7 @@ class Result:
             "heal_steps": self.candidate.heal_steps,
             "heal_s": self.candidate.heal_s,
             "trials": list(self.candidate.trials),
+            "num_prompts": self.num_prompts,
             "acceptance_length": self.acceptance_length,
             "retained": self.retained.as_dict(),
             "retained_same_training": self.retained_same_training and self.retained_same_training.as_dict(),
@@ -81,7 +86,11 @@ def num_reserved_prompts(recipe: Recipe, num_held_out: int) -> int:
 
 
 def measure_candidates(
-    candidates: Sequence[Candidate], target: Target, prompts: Sequence[Sequence[int]], recipe: Recipe
+    candidates: Sequence[Candidate],
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    recipe: Recipe,
+    deadline_s: float | None,
 ) -> list[Result]:
     """Calibrates the candidates and decodes held-out prompts with all of them.
 
@@ -91,19 +100,24 @@ def measure_candidates(
         target: Verifies.
         prompts: Token ids; the first ones calibrate, the others are measured.
         recipe: Decoding options and the length limit.
+        deadline_s: No further prompt is decoded later (`time.time`).
     """
     num_calibration = min(CALIBRATION_PROMPTS, len(prompts) // 2)
     max_new_tokens = recipe.corpus.max_new_tokens
     for candidate in candidates:
         if not (candidate.folder / CALIBRATION_FILE).is_file():
             calibrate(target, candidate.folder, prompts[:num_calibration], recipe.decode, max_new_tokens)
-    by_name = _decode(candidates, target, prompts[num_calibration:], recipe)
+    by_name = _decode(candidates, target, prompts[num_calibration:], recipe, deadline_s)
     control = next((c.name for c in candidates if not c.dropped and c.heal_steps), None)
     return [_result(candidate, candidates[0].name, control, by_name) for candidate in candidates]
 
 
 def _decode(
-    candidates: Sequence[Candidate], target: Target, prompts: Sequence[Sequence[int]], recipe: Recipe
+    candidates: Sequence[Candidate],
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    recipe: Recipe,
+    deadline_s: float | None,
 ) -> dict[str, dict[int, Measurement]]:
     """Measurements by name and prompt."""
     names = [candidate.name for candidate in candidates]
@@ -130,9 +144,13 @@ def _decode(
             for prompt in range(min(WARM_PROMPTS, len(prompts))):
                 measure(decoder, Job("held-out", prompt, name, 0))
         with progress("decode with the finalists", len(jobs)) as advance, _settled_memory():
-            for job in jobs:
-                measured[job.method][job.prompt] = measure(decoders[job.method], job)
-                advance(1, "")
+            for prompt, turn in itertools.groupby(jobs, key=lambda job: job.prompt):
+                if prompt >= PLAIN_PROMPTS and deadline_s is not None and time.time() > deadline_s:
+                    console.print(f"time is up after {prompt} of {len(prompts)} prompts")
+                    break
+                for job in turn:
+                    measured[job.method][job.prompt] = measure(decoders[job.method], job)
+                    advance(1, "")
     return measured
 
 
@@ -163,6 +181,7 @@ def _result(
     emitted, num_rounds = map(sum, zip(*counts[candidate.name], strict=True))
     return Result(
         candidate=candidate,
+        num_prompts=len(own),
         acceptance_length=emitted / num_rounds,
         retained=retained_acceptance_decoded(counts[candidate.name], counts[reference]),
         retained_same_training=retained_acceptance_decoded(counts[candidate.name], counts[control])

@@ -56,6 +56,7 @@ def heal(
     removed: LayerSet,
     trial: str | None,
     steps: int,
+    max_minutes: float | None,
     target: Target,
     corpus: Corpus,
     recipe: Recipe,
@@ -68,6 +69,7 @@ def heal(
         removed: Which ones, by original index.
         trial: Where this set was found.
         steps: Distillation steps.
+        max_minutes: Ends earlier after so much training; None: never. The learning rate follows.
         target: Distilled from.
         corpus: Trained on.
         recipe: Its `distill` section holds but for steps and learning rate.
@@ -79,7 +81,7 @@ def heal(
         steps=steps,
         learning_rate=recipe.prune.heal_learning_rate,
         validate_every=min(recipe.distill.validate_every, steps),
-        max_minutes=None,
+        max_minutes=max_minutes,
         patience=None,
         # In this one process, which has the target loaded.
         teacher="online",
@@ -93,14 +95,15 @@ def heal(
     healed = Candidate(
         dropped=dropped,
         folder=own_folder / "drafter",
-        heal_steps=before.heal_steps + steps,
+        heal_steps=before.heal_steps,
         heal_s=before.heal_s,
         width=before.width,
         trials=(*before.trials, *([trial] if trial else [])),
     )
     report_path = own_folder / REPORT_FILE
     if not report_path.is_file():
-        console.print(f"healing {healed.name} for {steps} steps")
+        limit = f" or {60 * max_minutes:.0f} s" if max_minutes else ""
+        console.print(f"healing without {list(dropped)} for {steps} steps{limit}")
         drafter = load_drafter(before.folder, device=str(target.model.device))
         smaller = drop_layers(drafter, removed) if removed else drafter
         # Another seed than that of the distillation: other batches, other blocks.
@@ -111,4 +114,7 @@ def heal(
             save_drafter(smaller, temporary, target.tokenizer)
         write_json(report_path, dataclasses.asdict(report))
         shutil.rmtree(own_folder / "checkpoints", ignore_errors=True)
-    return dataclasses.replace(healed, heal_s=before.heal_s + read_json(report_path)["seconds"])
+    report = read_json(report_path)
+    return dataclasses.replace(
+        healed, heal_steps=before.heal_steps + report["steps"], heal_s=before.heal_s + report["seconds"]
+    )

@@ -1,7 +1,8 @@
 """The objective: retained acceptance length, pruned over unpruned on the very same held-out places.
 
 What is held fixed: the blocks (or the prompts), their tokens, and the draft length. Blocks of one response are alike,
-so responses are resampled, not blocks. Dimensions: N block (or round), S sequence.
+so responses are resampled, not blocks. Dimensions: N block (or round), S sequence,
+K seed, R resample.
 """
 
 from collections.abc import Sequence
@@ -27,12 +28,32 @@ def retained_acceptance(candidate_N: ArrayLike, reference_N: ArrayLike, sequence
     return pooled_ratio_of(_sums(index_N, candidate_N).tolist(), _sums(index_N, reference_N).tolist())
 
 
-def retained_difference(
-    candidate_N: ArrayLike, other_N: ArrayLike, reference_N: ArrayLike, sequence_N: ArrayLike
+def retained_by_seed(
+    emitted_KN: ArrayLike, reference_N: ArrayLike, sequence_N: ArrayLike, bootstrap_seed: int = 0
 ) -> Estimate:
-    """What a candidate retains less what another one does, on the same blocks; 0.01 is a percentage point."""
-    difference_N = np.asarray(candidate_N, dtype=float) - np.asarray(other_N, dtype=float)
-    return retained_acceptance(difference_N, reference_N, sequence_N)
+    """Mean over seeds of the retained acceptance length, with its interval over other seeds and other responses.
+
+    Args:
+        emitted_KN: Tokens emitted from each block, by seed; a difference of two candidates gives that of what they
+            retain.
+        reference_N: The same by the unpruned drafter.
+        sequence_N: Response that each block lies in.
+        bootstrap_seed: Of the resamples, in which seeds and responses are both drawn anew.
+    """
+    _, index_N = np.unique(np.asarray(sequence_N), return_inverse=True)
+    emitted_KS = np.stack([_sums(index_N, emitted_N) for emitted_N in np.asarray(emitted_KN, dtype=float)])
+    reference_S = _sums(index_N, reference_N)
+    num_seeds, num_responses = emitted_KS.shape
+    seeds_RK = resampled_prompts(num_seeds, bootstrap_seed)
+    responses_RS = resampled_prompts(num_responses, bootstrap_seed + 1)
+    ratios_R = np.array(
+        [
+            emitted_KS[seeds_K][:, responses_S].sum() / num_seeds / reference_S[responses_S].sum()
+            for seeds_K, responses_S in zip(seeds_RK, responses_RS, strict=True)
+        ]
+    )
+    low, high = np.quantile(ratios_R, [0.025, 0.975])
+    return Estimate("mean", float(emitted_KS.sum() / num_seeds / reference_S.sum()), float(low), float(high))
 
 
 def retained_acceptance_decoded(

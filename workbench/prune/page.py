@@ -19,16 +19,40 @@ def render_page(result: dict[str, Any]) -> str:
     template = resources.files("workbench.prune").joinpath(PAGE_FILE).read_text(encoding="utf-8")
     return environment.from_string(template).render(
         title=f"Pruning search: {result['recipe']}",
-        facts=f"{len(result['unpruned']['kept_layers'])} layers before; {result['seconds']['total'] / 60:.1f} minutes "
-        f"with {result['workers']} worker{'s' if result['workers'] > 1 else ''}",
+        facts=_facts(result),
         reason=result["chosen"]["reason"],
         candidates=[_candidate(entry, result["chosen"]["name"]) for entry in result["results"]],
+        num_prompts=result["results"][0]["num_prompts"],
+        front=[_point(point) for point in result["front"]],
+        verify_ms=f"{1e3 * result['pass_times'][0]['verify_s']:.1f}",
         num_blocks=result["unpruned"]["num_blocks"],
         figure=draw_front(result["points"], result["front"]),
         kinds=[kind.replace("_", " ") for kind in result["studies"][0]["importance"]],
         layers=_layer_map(result),
         studies=[_study(study) for study in result["studies"]],
     )
+
+
+def _facts(result: dict[str, Any]) -> str:
+    seconds = ", ".join(f"{name} {value:.0f} s" for name, value in result["seconds"].items() if name != "total")
+    workers = f"{result['workers']} worker{'s' if result['workers'] > 1 else ''}"
+    return (
+        f"{len(result['unpruned']['kept_layers'])} layers before; {result['seconds']['total'] / 60:.1f} minutes with "
+        f"{workers}" + (f" ({seconds})" if seconds else "")
+    )
+
+
+def _point(point: dict[str, Any]) -> dict[str, Any]:
+    narrowed = f", width {point['width']:g}" if point["width"] < 1 else ""
+    return {
+        "is_chosen": point["is_chosen"],
+        "dropped": _layers(point["dropped"]) + narrowed,
+        "state": point["state"],
+        "acceptance_length": f"{point['acceptance_length']:.2f}",
+        "retained": f"{point['retained']:.1%}",
+        "packed_ms": f"{1e3 * point['packed_s']:.1f}",
+        "predicted_speedup": f"{point['predicted_speedup']:.2f}",
+    }
 
 
 def _candidate(entry: dict[str, Any], chosen: str) -> dict[str, Any]:
@@ -81,6 +105,7 @@ def _layer_map(result: dict[str, Any]) -> list[dict[str, Any]]:
 def _study(study: dict[str, Any]) -> dict[str, Any]:
     before = f" after {_layers(study['dropped_before'])}" if study["dropped_before"] else ""
     narrowed = f", feed-forward width {study['width']:g}" if study["width"] < 1 else ""
+    promoted = {trial["repeats"]: trial["precise"] for trial in study["trials"] if trial["precise"]}
     return {
         "title": f"Which {study['num_dropped']} to drop{before}{narrowed}: {_layers(study['best'][0]['dropped'])}",
         "name": study["study"],
@@ -89,7 +114,10 @@ def _study(study: dict[str, Any]) -> dict[str, Any]:
             {
                 "number": trial["number"],
                 "dropped": _layers(trial["dropped"]),
-                "estimates": [_trial_estimate(trial["cheap"]), _trial_estimate(trial["precise"])],
+                "estimates": [
+                    _trial_estimate(trial["cheap"]),
+                    _trial_estimate(trial["precise"] or promoted.get(trial["number"])),
+                ],
             }
             for trial in study["trials"]
             if trial["repeats"] is None

@@ -14,7 +14,16 @@ from workbench.prune.encoding import DropSpace, LayerSet
 from workbench.prune.healing import Candidate
 from workbench.prune.importance import rank_layers, score_layers
 from workbench.prune.storage import without_password
-from workbench.prune.study import Found, StudyPlan, best_sets, describe_trials, enqueue_sets, finished_sets, open_study
+from workbench.prune.study import (
+    Found,
+    StudyPlan,
+    best_sets,
+    describe_trials,
+    enqueue_promotions,
+    enqueue_sets,
+    finished_sets,
+    open_study,
+)
 from workbench.prune.workforce import Workforce
 from workbench.recipe import Recipe
 
@@ -105,7 +114,9 @@ def rank_sets(
     steps = greedy_steps(evaluate, candidates, num_dropped)
     enqueue_sets(open_study(plan), plan, [*one_shot.values(), *steps[-1]])
     with progress(f"drop {num_dropped} of {scorer.drafter.num_layers} layers", plan.trials) as advance:
-        study = workforce.finish_study(plan, _reporter(advance))
+        report = _reporter(advance)
+        enqueue_promotions(workforce.finish_study(plan, report), plan)
+        study = workforce.finish_study(plan, report)
     found = best_sets(study)
     console.print(
         f"best without {list(found[0].dropped)}: {found[0].retained.value:.1%} of the acceptance length before healing"

@@ -1,9 +1,36 @@
 """What may be asked of a search: refused in one line, before any work starts."""
 
+import dataclasses
 from collections.abc import Sequence
 
+from workbench.drafter.layers import select_layers
 from workbench.errors import WorkbenchError
-from workbench.recipe import Recipe
+from workbench.prune.storage import check_storage
+from workbench.recipe import Recipe, TargetOptions
+from workbench.targets import load_config
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuses what no search could do before there is a drafter; reads no weights.
+
+    Args:
+        recipe: Its `prune` section, and `drafter.layers` of the parent's.
+    """
+    if recipe.prune.storage:
+        check_storage(recipe.prune.storage, recipe.prune.workers)
+    if recipe.drafter.parent == "target":
+        check_request(recipe, _planned_layers(recipe, recipe.target))
+        return
+    parent = dataclasses.replace(recipe.target, model=recipe.drafter.parent, revision=None)
+    try:
+        layers = _planned_layers(recipe, parent)
+    except WorkbenchError:
+        return  # the stage that loads the parent says what is wrong with it
+    check_request(recipe, layers)
+
+
+def _planned_layers(recipe: Recipe, parent: TargetOptions) -> list[int]:
+    return select_layers(recipe.drafter.layers, load_config(parent).num_hidden_layers)
 
 
 def droppable_layers(recipe: Recipe, layers: Sequence[int]) -> list[int]:

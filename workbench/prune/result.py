@@ -45,7 +45,6 @@ class SearchRecord:
     """Decoding settings of the winner; see `settings.tune_settings`."""
     seconds: dict[str, float]
     """By phase, interruptions apart; `total` with what interrupted searches spent."""
-    workers: int
 
 
 def build_result(record: SearchRecord) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def build_result(record: SearchRecord) -> dict[str, Any]:
         },
         "decode": record.settings,
         "seconds": record.seconds,
-        "workers": record.workers,
+        "workers": record.recipe.prune.workers,
     }
 
 
@@ -138,7 +137,8 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
             ]
     for entry in record.healed:
         own, is_chosen = entry.candidate, entry.candidate.name == chosen.name
-        points.append(point(own.dropped, own.width, "healed", entry.lengths["all"], entry.retained.value, is_chosen))
+        state = "healed" if own.dropped else "same training"
+        points.append(point(own.dropped, own.width, state, entry.lengths["all"], entry.retained.value, is_chosen))
     return points
 
 

@@ -7,6 +7,7 @@ that was killed and is started again finds them and goes on.
 """
 
 import dataclasses
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from workbench.console import console
 from workbench.corpus.responses import load_corpus
 from workbench.decode.calibrate import calibrate
 from workbench.drafter.model import load_drafter, read_spec, save_drafter
-from workbench.errors import WorkbenchError
 from workbench.files import whole_folder, write_json, write_text
 from workbench.prune.budget import Budget
 from workbench.prune.encoding import LayerSet
@@ -31,17 +31,19 @@ from workbench.prune.request import check_request, droppable_layers
 from workbench.prune.result import Estimated, SearchRecord, build_result
 from workbench.prune.scoring import RUNGS, BlockScores, drafter_fingerprint
 from workbench.prune.settings import tune_settings
-from workbench.prune.storage import default_storage, open_storage, sole_search
+from workbench.prune.storage import check_storage, default_storage, sole_search
 from workbench.prune.workforce import ScorerSettings, Workforce
 from workbench.recipe import Recipe
 from workbench.targets import choose_device, load_target
 
 SEARCH_FILE = "search.json"
-STUDY_SHARE = 0.5
-"""Share of `max_minutes` that studies may take; the rest is for healing and decoding."""
+STUDY_SHARE, HEALING_SHARE = 0.25, 0.75
+"""Shares of `max_minutes` after which no trial and no healing starts; the rest is for decoding."""
+DECODING_SHARE = 0.85
+"""Share after which the finalists decode no further prompt where the winner's settings are searched for as well."""
 
 
-def search(recipe: Recipe, corpus_folder: Path, distill_folder: Path, folder: Path, workers: int = 1) -> None:
+def search(recipe: Recipe, corpus_folder: Path, distill_folder: Path, folder: Path) -> None:
     """Searches, heals, measures and keeps the winner; continues where an interrupted search was.
 
     Args:
@@ -49,29 +51,19 @@ def search(recipe: Recipe, corpus_folder: Path, distill_folder: Path, folder: Pa
         corpus_folder: Responses to heal with, held-out ones to judge by.
         distill_folder: Holds the unpruned drafter.
         folder: Gets `drafter` (whole, with its calibration) and `search.json` (written last).
-        workers: Processes that evaluate sets of layers.
 
     Raises:
         WorkbenchError: the request is impossible, before any work starts.
     """
     check_request(recipe, read_spec(distill_folder / "drafter").kept_layers)
-    storage = recipe.prune.storage or default_storage(folder, workers)
-    check_storage(storage, workers)
+    storage = recipe.prune.storage or default_storage(folder, recipe.prune.workers)
+    check_storage(storage, recipe.prune.workers)
     with sole_search(folder):
         unpruned = link_folder(distill_folder / "drafter", folder / "unpruned")
         if recipe.prune.drop_layers:
-            _Search(recipe, corpus_folder, unpruned, folder, storage, workers).run()
+            _Search(recipe, corpus_folder, unpruned, folder, storage).run()
         else:
             _keep_unpruned(recipe, corpus_folder, unpruned, folder)
-
-
-def check_storage(url: str, workers: int) -> None:
-    """Opens the storage once, and refuses SQLite for several processes."""
-    if workers > 1 and url.startswith("sqlite"):
-        raise WorkbenchError(
-            f"prune.storage {url} is SQLite, which several workers must not share: use journal:///FILE or one worker"
-        )
-    open_storage(url)
 
 
 def link_folder(source: Path, folder: Path, replace: bool = False) -> Path:
@@ -103,11 +95,9 @@ def _keep_unpruned(recipe: Recipe, corpus_folder: Path, unpruned: Path, folder: 
 class _Search:
     """One search; see `search` for the arguments. Every step finds on disk what an interrupted one left."""
 
-    def __init__(
-        self, recipe: Recipe, corpus_folder: Path, unpruned: Path, folder: Path, storage: str, workers: int
-    ) -> None:
+    def __init__(self, recipe: Recipe, corpus_folder: Path, unpruned: Path, folder: Path, storage: str) -> None:
         self.recipe, self.options = recipe, recipe.prune
-        self.corpus_folder, self.folder, self.storage, self.workers = corpus_folder, folder, storage, workers
+        self.corpus_folder, self.folder, self.storage = corpus_folder, folder, storage
         self.budget = Budget(folder / "spent.json", recipe.prune.max_minutes)
         self.corpus = load_corpus(corpus_folder)
         self.unpruned = Candidate(dropped=(), folder=unpruned, heal_steps=0, heal_s=0.0)
@@ -134,7 +124,8 @@ class _Search:
         finalists = [self.unpruned, *self._same_training(best), *(entry.candidate for entry in best)]
         prompts = [self.corpus.held_out[i]["prompt_ids"] for i in range(self.num_reserved)]
         times = self._measure_passes(best)
-        results = measure_candidates(finalists, self.target, prompts, self.recipe)
+        deadline_s = self.budget.deadline_s(DECODING_SHARE if self._tunes else 1.0)
+        results = measure_candidates(finalists, self.target, prompts, self.recipe, deadline_s)
         chosen, reason = choose(results, self.options.retained_threshold)
         console.print(reason)
         settings = self._tune(chosen.candidate, prompts)
@@ -152,18 +143,29 @@ class _Search:
             reason=reason,
             settings=settings,
             seconds=self.budget.seconds,
-            workers=self.workers,
         )
         link_folder(chosen.candidate.folder, self.folder / "drafter", replace=True)
         result = build_result(record)
         write_text(self.folder / PAGE_FILE, render_page(result))
         write_json(self.folder / SEARCH_FILE, result)
 
+    @property
+    def _tunes(self) -> bool:
+        return bool(self.options.draft_lengths or self.options.hypothesis_budgets)
+
     def _tune(self, winner: Candidate, prompts: list[list[int]]) -> dict[str, Any] | None:
         """Settings of the winner, if the recipe asks for others than its own."""
-        if not (self.options.draft_lengths or self.options.hypothesis_budgets) or not self.budget.allows(0):
+        if not self._tunes:
             return None
-        return tune_settings(winner.folder, self.target, prompts, self.recipe, self.storage, self.folder / CLAIMS)
+        return tune_settings(
+            winner.folder,
+            self.target,
+            prompts,
+            self.recipe,
+            self.storage,
+            self.folder / CLAIMS,
+            self.budget.deadline_s(1.0),
+        )
 
     def _scorer_settings(self, candidate: Candidate) -> ScorerSettings:
         return ScorerSettings(
@@ -201,7 +203,7 @@ class _Search:
 
     def _rank(self, before: Candidate, numbers: Sequence[int]) -> None:
         """Adds a ranking for each number of further layers."""
-        with Workforce(self._scorer_settings(before), self.workers) as workforce:
+        with Workforce(self._scorer_settings(before), self.options.workers) as workforce:
             for num_dropped in numbers:
                 ranking = rank_sets(
                     workforce,
@@ -218,12 +220,26 @@ class _Search:
 
     def _heal_found(self, ranking: Ranking, rank: int) -> Estimated:
         found = ranking.found[rank]
-        return self._heal(ranking.before, found.dropped, f"{ranking.study}#{found.trial}", self.options.heal_steps)
+        trial = f"{ranking.study}#{found.trial}"
+        return self._heal(ranking.before, found.dropped, trial, self.options.heal_steps, self._minutes_per_healing)
 
-    def _heal(self, before: Candidate, removed: LayerSet, trial: str | None, steps: int) -> Estimated:
+    @property
+    def _minutes_per_healing(self) -> float | None:
+        """The same share of the time for everyone that is healed, the unpruned drafter included."""
+        options = self.options
+        if options.max_minutes is None:
+            return None
+        num_studies = len(options.drop_layers) * (1 + len(options.widths))
+        if options.layers_per_round:
+            num_studies = math.ceil(max(options.drop_layers) / options.layers_per_round)
+        return (HEALING_SHARE - STUDY_SHARE) * options.max_minutes / (num_studies * options.finalists + 1)
+
+    def _heal(
+        self, before: Candidate, removed: LayerSet, trial: str | None, steps: int, max_minutes: float | None = None
+    ) -> Estimated:
         """Heals and estimates anew: what a set retains before healing says little about what it retains after."""
         folder = self.folder / "healed"
-        candidate = heal(before, removed, trial, steps, self.target, self.corpus, self.recipe, folder)
+        candidate = heal(before, removed, trial, steps, max_minutes, self.target, self.corpus, self.recipe, folder)
         scores = self._estimate(candidate)
         entry = Estimated(candidate, scores.acceptance_lengths(), scores.retained(self.reference))
         console.print(
@@ -263,7 +279,7 @@ class _Search:
     def _same_training(self, best: Sequence[Estimated]) -> list[Candidate]:
         """The unpruned drafter with the extra training of the pruned ones, if there is time for it."""
         control = []
-        if self.budget.allows(max(entry.candidate.heal_s for entry in best)):
+        if self.budget.allows(0, HEALING_SHARE):
             steps = max(entry.candidate.heal_steps for entry in best)
             control.append(self._heal(self.unpruned, (), None, steps).candidate)
         else:
@@ -272,6 +288,6 @@ class _Search:
         return control
 
     def _has_time_to_heal(self) -> bool:
-        """Whether another healing, as long as the longest so far, and the one of the unpruned drafter still fit."""
+        """Whether after another healing, as long as the longest so far, the unpruned drafter may still be healed."""
         longest_s = max(entry.candidate.heal_s for entry in self.healed)
-        return self.budget.allows(2 * longest_s)
+        return self.budget.allows(longest_s, HEALING_SHARE)

@@ -8,6 +8,7 @@ that its settings are the slower ones.
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,6 +39,7 @@ def tune_settings(
     recipe: Recipe,
     storage: str,
     claims: Path,
+    deadline_s: float | None,
 ) -> dict[str, Any]:
     """Measures all pairs of `prune.draft_lengths` and `prune.hypothesis_budgets`.
 
@@ -48,6 +50,7 @@ def tune_settings(
         recipe: Its `decode` section is what settings are compared with.
         storage: URL of the study's storage; trials of an interrupted search are found there.
         claims: Folder of the workers' locks.
+        deadline_s: No trial starts later (`time.time`).
 
     Returns:
         The chosen settings, their speed over the recipe's own with its interval, and all trials. The recipe's own
@@ -76,6 +79,9 @@ def tune_settings(
     if waiting:
         with Claim(claims) as claim, progress("decode with other settings", len(waiting)) as advance:
             for _ in waiting:
+                if deadline_s is not None and time.time() > deadline_s:
+                    console.print(f"no time left to decode with all {len(grid)} pairs of settings")
+                    break
                 trial = study.ask()
                 trial.set_user_attr(OWNER, claim.name)
                 point = {

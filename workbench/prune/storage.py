@@ -6,6 +6,7 @@ So a trial that runs under the name of a file that nobody locks was abandoned, a
 
 import contextlib
 import fcntl
+import importlib
 import os
 import re
 import uuid
@@ -17,18 +18,31 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from workbench.console import console
 from workbench.errors import WorkbenchError
 from workbench.targets import first_line
 
 OWNER = "owner"
 """Attribute of a trial: the claim of the worker that evaluates it."""
+PROMOTED = "promoted"
+"""Attribute of a queued trial that goes to the precise rung whatever the pruner says."""
 
 
 def default_storage(folder: Path, num_workers: int) -> str:
-    """URL of the storage in a run folder: SQLite for one process, a journal for several."""
-    if num_workers == 1:
+    """URL of the storage in a run folder: SQLite for one process, a journal for several and where there is one."""
+    journal = folder.resolve() / "studies.journal"
+    if num_workers == 1 and not journal.is_file():
         return f"sqlite:///{folder.resolve() / 'studies.db'}"
-    return f"journal:///{folder.resolve() / 'studies.journal'}"
+    return f"journal:///{journal}"
+
+
+def check_storage(url: str, num_workers: int) -> None:
+    """Opens the storage once, and refuses SQLite for several processes."""
+    if num_workers > 1 and url.startswith("sqlite"):
+        raise WorkbenchError(
+            f"prune.storage {url} is SQLite, which several workers must not share: use journal:///FILE or one worker"
+        )
+    open_storage(url)
 
 
 def open_storage(url: str) -> BaseStorage:
@@ -54,6 +68,32 @@ def open_storage(url: str) -> BaseStorage:
             f"prune.storage {shown} cannot be opened ({without_password(first_line(error))}): start it, or use "
             "sqlite:///FILE, journal:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
         ) from error
+
+
+def serve_dashboard(url: str | None, folder: Path, port: int) -> None:
+    """Serves the studies of a search until it is interrupted.
+
+    Args:
+        url: Of the storage; None: the one in the run folder.
+        folder: Of the search.
+        port: On this machine alone.
+
+    Raises:
+        WorkbenchError: there are no studies yet, or optuna-dashboard is not installed.
+    """
+    if url is None:
+        if not any((folder / name).is_file() for name in ("studies.journal", "studies.db")):
+            raise WorkbenchError(f"{folder} holds no studies: run `prune` first")
+        url = default_storage(folder, 1)
+    try:
+        optuna_dashboard = importlib.import_module("optuna_dashboard")
+    except ImportError as error:
+        raise WorkbenchError(
+            "optuna-dashboard is not installed: .venv/bin/python -m pip install -c constraints.txt -e '.[dashboard]'"
+        ) from error
+    storage = open_storage(url)
+    console.print(f"studies of {without_password(url)} at http://localhost:{port}, Ctrl-C ends it", markup=False)
+    optuna_dashboard.run_server(storage, host="localhost", port=port)
 
 
 def without_password(text: str) -> str:
@@ -108,7 +148,7 @@ def requeue_abandoned(study: optuna.Study, claims: Path) -> int:
         point: dict[str, Any] = trial.params or trial.system_attrs.get("fixed_params", {})
         # Queued before it is closed: a kill in between costs a repetition, not a trial.
         if point:
-            study.enqueue_trial(point)
+            study.enqueue_trial(point, user_attrs={PROMOTED: trial.user_attrs.get(PROMOTED, False)})
         with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
             study.tell(trial.number, state=TrialState.FAIL)
         count += 1

@@ -5,6 +5,7 @@ another or at the same time, and none of them knows more than the study does.
 """
 
 import contextlib
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.prune.encoding import DropSpace, LayerSet
-from workbench.prune.storage import OWNER, Claim, open_storage
+from workbench.prune.storage import OWNER, PROMOTED, Claim, open_storage
 from workbench.validate.statistics import Estimate
 
 PROMOTED_SHARE = 4
@@ -84,6 +85,20 @@ def enqueue_sets(study: optuna.Study, plan: StudyPlan, sets: Sequence[LayerSet])
         study.enqueue_trial(plan.space.encode(dropped), skip_if_exists=True)
 
 
+def enqueue_promotions(study: optuna.Study, plan: StudyPlan) -> None:
+    """Queues the best quarter of the sets for the precise rung, those apart that reached it.
+
+    The pruner judges a set by those before it, and a study begins with its best guesses: sets as good as they are
+    come too late for it.
+    """
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    queued = {plan.space.decode(t.system_attrs["fixed_params"]) for t in waiting if t.user_attrs.get(PROMOTED)}
+    by_cheap = sorted(finished_sets(study).items(), key=lambda item: -item[1].intermediate_values[_CHEAP_STEP])
+    for dropped, trial in by_cheap[: math.ceil(len(by_cheap) / PROMOTED_SHARE)]:
+        if trial.state == TrialState.PRUNED and dropped not in queued:
+            study.enqueue_trial(plan.space.encode(dropped), user_attrs={PROMOTED: True})
+
+
 def work_on(
     plan: StudyPlan,
     scorer: Scorer,
@@ -127,17 +142,20 @@ def _evaluate(study: optuna.Study, trial: optuna.Trial, space: DropSpace, scorer
     dropped = space.decode(point)
     trial.set_user_attr("dropped", list(dropped))
     known = finished_sets(study).get(dropped)
+    is_promoted = bool(trial.user_attrs.get(PROMOTED))
     if known is not None:
         trial.set_user_attr("repeats", known.number)
+    if known is not None and not (is_promoted and known.state == TrialState.PRUNED):
         # The same end as the first time, without the pruner, whose quota counts sets.
         trial.report(known.intermediate_values[_CHEAP_STEP], _CHEAP_STEP)
         value = known.value if known.state == TrialState.COMPLETE else None
         study.tell(trial, value, state=known.state, skip_if_finished=True)
         return True
     cheap = scorer.retained(dropped, 0)
-    trial.set_user_attr("cheap", [cheap.value, cheap.low, cheap.high])
+    if known is None:
+        trial.set_user_attr("cheap", [cheap.value, cheap.low, cheap.high])
     trial.report(cheap.value, _CHEAP_STEP)
-    if trial.should_prune():
+    if not is_promoted and trial.should_prune():
         study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
         return False
     precise = scorer.retained(dropped, 1)
@@ -147,18 +165,22 @@ def _evaluate(study: optuna.Study, trial: optuna.Trial, space: DropSpace, scorer
 
 
 def is_finished(study: optuna.Study, plan: StudyPlan) -> bool:
-    """All sets that were asked for (or that exist) are evaluated, or the time is over."""
+    """All sets that were asked for (or that exist) are evaluated and no promotion waits, or the time is over."""
     finished = finished_sets(study)
     if plan.deadline_s is not None and time.time() > plan.deadline_s:
         # Without a single precise value the search would have no answer.
         return any(trial.state == TrialState.COMPLETE for trial in finished.values())
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    if any(trial.user_attrs.get(PROMOTED) for trial in waiting):
+        return False
     return len(finished) >= min(plan.trials, plan.space.num_sets)
 
 
 def finished_sets(study: optuna.Study) -> dict[LayerSet, FrozenTrial]:
-    """The trial that evaluated each set; the first one where there are several."""
+    """The trial that evaluated each set: the one that went furthest, the first one where there are several."""
     trials = study.get_trials(deepcopy=False, states=_FINISHED)
-    return {tuple(trial.user_attrs["dropped"]): trial for trial in reversed(trials)}
+    by_rung = sorted(trials, key=lambda trial: (trial.state == TrialState.COMPLETE, -trial.number))
+    return {tuple(trial.user_attrs["dropped"]): trial for trial in by_rung}
 
 
 def best_sets(study: optuna.Study) -> list[Found]:

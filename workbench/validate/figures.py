@@ -169,20 +169,30 @@ def draw_hits(by_num_accepted: dict[str, dict[str, Any]], name: str) -> str:
 
 def draw_front(points: Sequence[dict[str, Any]], front: Sequence[dict[str, Any]]) -> str:
     """Acceptance length against the latency of the packed pass, for everything that the search estimated."""
-    states = {"unpruned": (_INK, "D"), "before healing": (GREY, "o"), "healed": (BLUE, "o")}
+    states = {
+        "unpruned": (_INK, "D", "unpruned"),
+        "same training": (SKY, "D", "unpruned, trained as long as healed ones"),
+        "before healing": (GREY, "o", "before healing"),
+        "healed": (BLUE, "o", "healed"),
+    }
 
     def draw(axes: Axes) -> None:
-        for state, (colour, marker) in states.items():
+        for state, (colour, marker, label) in states.items():
             own = [point for point in points if point["state"] == state]
             if own:
                 axes.plot(
                     [1e3 * point["packed_s"] for point in own], [point["acceptance_length"] for point in own],
-                    marker, color=colour, markersize=5, alpha=0.8, label=state,
+                    marker, color=colour, markersize=5, alpha=0.8, label=label,
                 )  # fmt: skip
         axes.plot(
             [1e3 * point["packed_s"] for point in front], [point["acceptance_length"] for point in front],
             "-", color=ORANGE, linewidth=1.2, label="Pareto front", zorder=1,
         )  # fmt: skip
+        for point in front:
+            axes.annotate(
+                "-".join(map(str, point["dropped"])) or "none", (1e3 * point["packed_s"], point["acceptance_length"]),
+                (5, -11), textcoords="offset points", fontsize=7.5,
+            )  # fmt: skip
         for best in (point for point in points if point["is_chosen"]):
             axes.plot(
                 1e3 * best["packed_s"], best["acceptance_length"], "o", markersize=12, fillstyle="none",
@@ -190,7 +200,8 @@ def draw_front(points: Sequence[dict[str, Any]], front: Sequence[dict[str, Any]]
             )  # fmt: skip
         axes.set_xlabel("packed pass, milliseconds")
         axes.set_ylabel("estimated acceptance length")
-        axes.legend(fontsize=8.5)
+        axes.margins(0.12)
+        _legend_below(axes, columns=2)
 
     return render_figure("front", "Pruning front", draw, (4.7, 3.3))
 
