@@ -77,3 +77,23 @@ def test_free_blocks_cover_everything_and_dear_ones_nothing():
     assert sum(h.bonus is None for h in select_hypotheses(outcomes, free, 8)) == 2
     dear = RoundCosts(verify_s=1, draft_s=1, packed_base_s=5, packed_block_s=5)
     assert select_hypotheses(outcomes, dear, 8) == []
+
+
+def test_costs_follow_what_rounds_take():
+    costs = RoundCosts(verify_s=0.01, draft_s=0.006, packed_base_s=0.005, packed_block_s=0.001)
+    for _ in range(100):
+        costs = costs.after_verification(0.02).after_packed(3, 0.016)
+    assert costs.verify_s == pytest.approx(0.02, rel=1e-3)
+    # Base and blocks keep their proportion, and draft passes slow down with them.
+    assert costs.packed_base_s == pytest.approx(0.010, rel=1e-3)
+    assert costs.packed_block_s == pytest.approx(0.002, rel=1e-3)
+    assert costs.draft_s == pytest.approx(0.012, rel=1e-3)
+
+
+def test_a_verification_that_became_short_buys_fewer_blocks():
+    outcomes = outcome_table([0.9] * 3, [[5, 6]] * 4, [[0.6, 0.2]] * 4, [1, 2, 3], frozenset())
+    costs = RoundCosts(verify_s=0.010, draft_s=0.004, packed_base_s=0.004, packed_block_s=0.0015)
+    many = select_hypotheses(outcomes, costs, 4)
+    for _ in range(60):
+        costs = costs.after_verification(0.004)
+    assert len(select_hypotheses(outcomes, costs, 4)) < len(many) == 4

@@ -11,8 +11,8 @@ from workbench.decode.hypotheses import RoundCosts
 from workbench.drafter.model import DrafterSpec
 
 _CONTEXT_ROWS = 128
-_WARM_PASSES = 2
-_TIMED_PASSES = 5
+_WARM_PASSES = 3
+_TIMED_PASSES = 9
 
 
 def measure_pass_s(engine: Engine, num_rows: int, num_kept: int) -> float:

@@ -178,13 +178,13 @@ class Decoder:
             emitted = accept(logits_LV, [], None, settings, self.options.acceptance, randomness, 0)
             round_start_s = time.monotonic()
             statistics.prefill_s = round_start_s - start_s
-            draft, verify_start_s, verify_s = Draft([]), 0.0, 0.0
+            draft, verify_start_s, verify_s = Draft([]), 0.0, None
             while True:
                 kept, stopped = cut_emission(emitted, stop_ids, max_new_tokens - len(output))
                 output += kept
                 now_s = time.monotonic()
                 statistics.emit_times_s += [now_s - start_s] * len(kept)
-                if len(output) > len(kept):
+                if verify_s is not None:
                     record = _record(draft, emitted, kept, verify_start_s, verify_s, round_start_s, now_s)
                     statistics.rounds.append(record)
                     round_start_s = now_s
@@ -192,7 +192,7 @@ class Decoder:
                 num_remaining = max_new_tokens - len(output)
                 if stopped or num_remaining == 0:
                     break
-                draft = self.source.next_draft(emitted, num_remaining)
+                draft = self.source.next_draft(emitted, num_remaining, verify_s)
                 # The bonus takes the last place, so longer drafts could not be emitted.
                 draft.token_ids = draft.token_ids[: num_remaining - 1]
                 verify_start_s = time.monotonic()

@@ -78,7 +78,7 @@ class DFlashDrafts(NoDrafts):
         self._sampling = sampling
 
     @torch.inference_mode()
-    def next_draft(self, emitted: Sequence[int], num_remaining: int) -> Draft:
+    def next_draft(self, emitted: Sequence[int], num_remaining: int, verify_s: float | None) -> Draft:
         """Takes in the hidden states of what was committed, then drafts a block behind it."""
         start_s = time.monotonic()
         features_RF = self.engine.features_RF

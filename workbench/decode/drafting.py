@@ -57,7 +57,7 @@ class BlockDrafter:
         spec: How the drafter was trained.
         draft_length: Tokens per draft, at most the block size.
         max_blocks: Most hypotheses of a packed pass.
-        costs: Measured times that the choice of hypotheses weighs.
+        costs: Measured times that the choice of hypotheses weighs; those of rounds correct them.
         calibration: Acceptance tables.
         stop_ids: Tokens that end an output.
     """
@@ -121,8 +121,10 @@ class BlockDrafter:
         self._ahead = dict(zip(hypotheses, drafts, strict=True))
         self._spans.append(("prefill", start_s, time.monotonic()))
 
-    def commit(self, emitted: Sequence[int]) -> None:
-        """Takes in what a verification emitted: accepted draft tokens, then the bonus token."""
+    def commit(self, emitted: Sequence[int], verify_s: float | None = None) -> None:
+        """Takes in what a verification emitted: accepted draft tokens, then the bonus token; and how long it took."""
+        if verify_s is not None:
+            self.costs = self.costs.after_verification(verify_s)
         draft = self._last_draft.token_ids
         num_accepted = len(emitted) - 1
         is_outcome = list(emitted[:num_accepted]) == draft[:num_accepted]
@@ -190,7 +192,9 @@ class BlockDrafter:
         drafts = self._run(clean, [(first + h.num_accepted, h.bonus) for h in hypotheses])
         self._speculative = clean
         self._ahead = dict(zip(hypotheses, drafts, strict=True))
-        self._spans.append(("packed", start_s, time.monotonic()))
+        stop_s = time.monotonic()
+        self._spans.append(("packed", start_s, stop_s))
+        self.costs = self.costs.after_packed(len(hypotheses), stop_s - start_s)
 
     def _run(self, clean: list[int], blocks: list[tuple[int, int | None]]) -> list[Draft]:
         """One pass over clean rows and blocks `(offset behind the cache, anchor or None)`; keeps the clean rows."""

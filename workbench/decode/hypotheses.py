@@ -6,7 +6,10 @@ emitted tokens per second and depends only on what is known before the outcome.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+_FOLLOWING = 0.1
+"""Share of an expected time that each observed one replaces: a machine's speed and the context change over a run."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,23 @@ class RoundCosts:
         """Expected length of a round: overlapped passes, then a draft pass where no hypothesis came true."""
         packed_s = self.packed_base_s + num_blocks * self.packed_block_s if num_blocks else 0.0
         return max(self.verify_s, packed_s) + (1 - hit_probability) * self.draft_s
+
+    def after_verification(self, seconds: float) -> "RoundCosts":
+        """The same, having seen a verification."""
+        return replace(self, verify_s=self.verify_s + _FOLLOWING * (seconds - self.verify_s))
+
+    def after_packed(self, num_blocks: int, seconds: float) -> "RoundCosts":
+        """The same, having seen a packed pass: what slows one pass of the drafter slows all."""
+        expected_s = self.packed_base_s + num_blocks * self.packed_block_s
+        if not expected_s:
+            return self
+        scale = 1 + _FOLLOWING * (seconds / expected_s - 1)
+        return replace(
+            self,
+            draft_s=scale * self.draft_s,
+            packed_base_s=scale * self.packed_base_s,
+            packed_block_s=scale * self.packed_block_s,
+        )
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ class DraftSource(Protocol):
         """Begins a sequence; called before the target's prefill."""
         ...
 
-    def next_draft(self, emitted: Sequence[int], num_remaining: int) -> Draft:
-        """The draft that follows what the last verification emitted."""
+    def next_draft(self, emitted: Sequence[int], num_remaining: int, verify_s: float | None) -> Draft:
+        """The draft that follows what the last verification emitted, which took `verify_s` (None: the prefill did)."""
         ...
 
     def overlap(self) -> None:
@@ -45,7 +45,7 @@ class NoDrafts:
     def start(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingSettings | None) -> None:
         """Nothing to begin."""
 
-    def next_draft(self, emitted: Sequence[int], num_remaining: int) -> Draft:
+    def next_draft(self, emitted: Sequence[int], num_remaining: int, verify_s: float | None) -> Draft:
         """An empty draft."""
         return Draft([])
 
@@ -66,7 +66,7 @@ class SynchronousDrafts(NoDrafts):
         """Begins a sequence; the prompt is cached with the first draft."""
         self._drafter.start(prompt_ids, seed, sampling, ahead=False)
 
-    def next_draft(self, emitted: Sequence[int], num_remaining: int) -> Draft:
+    def next_draft(self, emitted: Sequence[int], num_remaining: int, verify_s: float | None) -> Draft:
         """One draft pass."""
         self._drafter.commit(emitted)
         return self._drafter.draft()
@@ -94,11 +94,11 @@ class InlineDrafts(NoDrafts):
         with self._on_stream():
             self._drafter.start(prompt_ids, seed, sampling, ahead=True)
 
-    def next_draft(self, emitted: Sequence[int], num_remaining: int) -> Draft:
+    def next_draft(self, emitted: Sequence[int], num_remaining: int, verify_s: float | None) -> Draft:
         """The draft of the hypothesis that came true, or a draft pass."""
         self._num_remaining = num_remaining
         with self._on_stream():
-            self._drafter.commit(emitted)
+            self._drafter.commit(emitted, verify_s)
             return self._drafter.draft()
 
     def overlap(self) -> None:

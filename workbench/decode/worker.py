@@ -102,10 +102,10 @@ class WorkerDrafts:
         """Begins a sequence; the worker caches the prompt while the target does."""
         self._send(("start", list(prompt_ids), seed, sampling))
 
-    def next_draft(self, emitted: Sequence[int], num_remaining: int) -> Draft:
+    def next_draft(self, emitted: Sequence[int], num_remaining: int, verify_s: float | None) -> Draft:
         """Sends what was emitted, waits for the draft that follows it."""
         self._sequence += 1
-        if not self._send(("commit", self._sequence, list(emitted), num_remaining)):
+        if not self._send(("commit", self._sequence, list(emitted), num_remaining, verify_s)):
             return self._without_draft()
         sent_s = time.monotonic()
         silent_since_s = sent_s if self._silent_since_s is None else self._silent_since_s
@@ -160,8 +160,8 @@ def _serve(connection: multiprocessing.connection.Connection, settings: WorkerSe
             if message[0] == "start":
                 drafter.start(*message[1:], ahead=True)
                 continue
-            _, sequence, emitted, num_remaining = message
-            drafter.commit(emitted)
+            _, sequence, emitted, num_remaining, verify_s = message
+            drafter.commit(emitted, verify_s)
             if connection.poll():
                 continue  # The decoder went on without this draft; catch up before drafting again.
             _delay(settings, drafter.needs_pass)
