@@ -97,7 +97,9 @@ def select_methods(
     for index, name in enumerate([name for name in drafters if name not in standalone]):
         if "dflash" in chosen:
             row = f"{DFLASH}-{name}" if index else DFLASH
-            methods.append(Method(row, "synchronous", name, options, all_threads, False))
+            # No other engine keeps the hidden states that it reads; the result says so where the others use another.
+            eager = dataclasses.replace(options, engine="eager")
+            methods.append(Method(row, "synchronous", name, eager, all_threads, False))
     for kind in STOCK_KINDS:
         drafter = next(iter(standalone), None) if kind == "transformers-assisted" else None
         if kind in chosen and (drafter or kind != "transformers-assisted"):

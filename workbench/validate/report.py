@@ -74,6 +74,7 @@ def build_view(
                 "rounds_figure": _rounds_figure(speculative, suite),
                 "hits": _hit_rows(methods, suite),
                 "hits_figure": _hits_figure(methods, suite),
+                "other_engine": _other_engine(validation, suite),
                 "reasons": _reasons(validation, suite),
                 "domains": _domain_rows(speculative, suite),
             }
@@ -192,6 +193,22 @@ def _comparisons(validation: dict[str, Any], suite: str) -> list[dict[str, str]]
     return rows
 
 
+def _other_engine(validation: dict[str, Any], suite: str) -> str:
+    """What rows of another engine gain over plain decoding of their own; nothing where there are none."""
+    cells = {
+        name: cells[suite] for name, cells in validation["methods"].items() if "speedup_transformers" in cells[suite]
+    }
+    gains = [
+        f"{name} {render_estimate(cell['speedup_transformers'], suffix='x')}"
+        for name, cell in cells.items()
+        if name != "transformers"
+    ]
+    if not cells:
+        return ""
+    text = f"{', '.join(cells)}: the library's own loops, another engine than that of the other rows"
+    return f"{text}. Over its own plain generation: {', '.join(gains)}." if gains else f"{text}."
+
+
 def _reasons(validation: dict[str, Any], suite: str) -> list[str]:
     """Why the candidate is faster or slower than each method that it is compared with, in the terms of one round.
 
@@ -204,7 +221,7 @@ def _reasons(validation: dict[str, Any], suite: str) -> list[str]:
     reasons = []
     for comparison in validation["comparisons"]:
         cell = methods[comparison["than"]][suite]
-        if comparison["suite"] != suite or not cell["round_ms"] or not own["round_ms"]:
+        if comparison["suite"] != suite or "acceptance_by_position" not in cell or not own["round_ms"]:
             continue
         low, high = comparison["speed_ratio"]["ci95"]
         verdict = "wins" if low > 1 else "loses" if high < 1 else "is level"

@@ -50,6 +50,12 @@ def build_result(
     failing = [name for name, suites in cells.items() if any(cell["num_drafter_failures"] for cell in suites.values())]
     if failing:
         warnings.append(f"the drafter of {', '.join(failing)} did not always answer: some rounds went without a draft")
+    other = [method.name for method in bench.methods if not method.is_stock and method.engine != plan.decode.engine]
+    if other:
+        warnings.append(
+            f"{', '.join(other)} runs on the eager engine, the other rows on {plan.decode.engine}: compare tokens a "
+            "round, not speeds"
+        )
     if num_resumed:
         warnings.append(f"{num_resumed} of {len(measurements)} measurements are from a run that was interrupted")
     return {
