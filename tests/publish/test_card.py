@@ -86,6 +86,7 @@ def test_every_number_is_in_the_manifest_or_in_the_validation(card, published):
         assert any(abs(value - float(number)) <= 0.5000001 * 10**-digits for value in shown), number
 
 
+@pytest.mark.timeout(900)
 def test_the_snippets_run(card, published, tmp_path):
     snippets = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     assert len(snippets) == 2
@@ -94,7 +95,7 @@ def test_the_snippets_run(card, published, tmp_path):
         script = tmp_path / f"snippet{index}.py"
         script.write_text(snippet)
         result = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=120, env=_quiet_environment()
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=400, env=_quiet_environment()
         )
         assert result.returncode == 0, result.stderr
         outputs.append(result.stdout.strip())

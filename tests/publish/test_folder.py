@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import make_drafter_folder, make_target
 from workbench.decode.calibration import FILE_NAME as CALIBRATION_FILE
-from workbench.drafter.model import load_drafter
+from workbench.drafter.model import load_drafter, save_model
 from workbench.errors import WorkbenchError
 from workbench.publish import publish
 
@@ -107,6 +108,17 @@ def test_a_full_disk_leaves_nothing_behind(published, tmp_path, monkeypatch):
         publish(recipe, run_folder, drafter, tmp_path / "out")
     assert "\n" not in str(failure.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_that_safetensors_reports_in_words(tmp_path):
+    class Model:
+        def save_pretrained(self, folder):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(OSError, match="No space left on device") as failure:
+        save_model(Model(), tmp_path)
+    assert failure.value.errno == errno.ENOSPC
+    assert failure.value.filename == str(tmp_path)
 
 
 def test_the_recipes_precision_does_not_change_the_stored_weights(published, tmp_path):

@@ -77,7 +77,7 @@ def test_the_card_tells_it(searched):
     card = " ".join(searched[1].split())
     for sentence in (
         "Parent: target, 4 layers. Layers 1 were dropped; kept are 0, 2, 3 (original indices).",
-        "Searched in 2 trials of 1 studies: it is the fastest.",
+        "Searched in 2 trials of one study: it is the fastest.",
         "Found by `tiny-drop-1-abcd#0`.",
         "Healed for 10 steps, 1.5 minutes.",
         "Distilled in 2.5 minutes: 40 steps, 1000 clean tokens and 2000 block rows",
@@ -88,7 +88,7 @@ def test_the_card_tells_it(searched):
 
 
 def test_the_recipe_of_a_card_can_be_run_again(searched, tmp_path):
-    command = re.search(r'^python -c "(.*)" > ', searched[1], re.MULTILINE)
+    command = re.search(r'^\.venv/bin/python -c "(.*)" > ', searched[1], re.MULTILINE)
     assert command is not None
     assert "json.load" in command[1]
     again = tmp_path / "again.yaml"

@@ -60,11 +60,12 @@ def test_the_command_fails_with_one_line_after_any_changed_byte(copied, name, po
     assert name in error
 
 
+@pytest.mark.timeout(900)
 def test_the_command_in_a_process_of_its_own(copied):
     def run():
         command = [sys.executable, "-m", "workbench", "verify", str(copied)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400, env=environment)
 
     passed = run()
     assert passed.returncode == 0, passed.stderr

@@ -138,6 +138,7 @@ def _fields(manifest: dict[str, Any], validation: dict[str, Any], config: dict[s
         "lineage": _lineage(manifest),
         "recipe_name": manifest["name"],
         "code": manifest["code"].get("revision", ""),
+        "is_code_changed": manifest["code"].get("dirty", False),
         "folder_name": name,
     }
 
@@ -182,7 +183,8 @@ def _lineage(manifest: dict[str, Any]) -> list[str]:
     chosen = search.get("chosen")
     if chosen:
         trials = sum(study["num_trials"] for study in search["studies"])
-        sentences.append(f"Searched in {trials} trials of {len(search['studies'])} studies: {search['reason']}.")
+        studies = "one study" if len(search["studies"]) == 1 else f"{len(search['studies'])} studies"
+        sentences.append(f"Searched in {trials} trials of {studies}: {search['reason']}.")
     if chosen and chosen["trials"]:
         sentences.append(f"Found by {', '.join(f'`{trial}`' for trial in chosen['trials'])}.")
     if chosen and chosen["heal_steps"]:
@@ -225,7 +227,8 @@ target = AutoModelForCausalLM.from_pretrained({model!r})
 assistant = AutoModelForCausalLM.from_pretrained({name!r})
 assistant.resize_token_embeddings(target.config.vocab_size)  # without the mask's row, where that is one more
 messages = [{{"role": "user", "content": {prompt!r}}}]
-inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+options = {{"add_generation_prompt": True, "enable_thinking": {recipe["target"]["thinking"]}}}
+inputs = tokenizer.apply_chat_template(messages, **options, return_tensors="pt", return_dict=True)
 output = target.generate(**inputs, assistant_model=assistant, do_sample=False, max_new_tokens=128)
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 
