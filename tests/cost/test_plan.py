@@ -6,8 +6,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from tests.conftest import make_model
-from workbench.cost.devices import DEVICES, Device, choose_device
-from workbench.cost.passes import Pass, pass_bytes, pass_flops, pass_s
+from workbench.cost import plan
+from workbench.cost.devices import DEVICES, Device, MeasuredPass, choose_device
+from workbench.cost.measured import measure_passes
+from workbench.cost.passes import Pass, interpolate_s, pass_bytes, pass_flops, pass_s
 from workbench.cost.plan import answer, ask, write_plan
 from workbench.cost.plan_table import render_answers
 from workbench.cost.shapes import SHAPES, ModelShape, known_shape, shape_from_config
@@ -240,12 +242,12 @@ def test_a_plan_is_written_and_answers_in_words(tmp_path, capsys):
     path = write_plan(
         recipe, tmp_path / "plan.json", target=None, drafter=None, layers=31, device="h200", acceptance_length=None
     )
-    plan = json.loads(path.read_text())
-    assert plan["drafter"]["num_layers"] == 31
-    assert plan["drafter"]["parameters"] == SHAPES["qwen3-8b"].with_layers(31).parameters
-    assert [cost["num_devices"] for cost in plan["training"]] == [1, 8]
-    assert any("does not fit" in warning or "needs" in warning for warning in plan["warnings"])
-    words = " ".join(render_answers(plan))
+    result = json.loads(path.read_text())
+    assert result["drafter"]["num_layers"] == 31
+    assert result["drafter"]["parameters"] == SHAPES["qwen3-8b"].with_layers(31).parameters
+    assert [cost["num_devices"] for cost in result["training"]] == [1, 8]
+    assert any("does not fit" in warning or "needs" in warning for warning in result["warnings"])
+    words = " ".join(render_answers(result))
     assert "hides under the verification" in words
     assert "breaks even at a hit rate of" in words
     assert "layers are as fast as 31 once they keep" in words
@@ -254,13 +256,14 @@ def test_a_plan_is_written_and_answers_in_words(tmp_path, capsys):
 
 def test_a_smaller_drafter_for_a_larger_target(tmp_path):
     recipe = load_recipe("qwen3-8b-d3d-8b", ["--runs", str(tmp_path)])
-    plan = answer(ask(recipe, "qwen3-32b", "qwen3-8b", None, H200, 6.0))
-    assert (plan["target"]["name"], plan["drafter"]["name"]) == ("Qwen3-32B", "Qwen3-8B")
-    assert {row["acceptance_length"] for row in plan["speedups"]} == {6.0}
-    assert plan["speedups"][0]["draft_share"] < 0.5
+    result = answer(ask(recipe, "qwen3-32b", "qwen3-8b", None, H200, 6.0))
+    assert (result["target"]["name"], result["drafter"]["name"]) == ("Qwen3-32B", "Qwen3-8B")
+    assert {row["acceptance_length"] for row in result["speedups"]} == {6.0}
+    assert result["speedups"][0]["draft_share"] < 0.5
 
 
-def test_the_recipes_own_corpus_and_throughput_are_used(tmp_path):
+def test_the_recipes_own_corpus_and_throughput_are_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "measure_passes", lambda *arguments: [])
     recipe = load_recipe("quickstart", ["--runs", str(tmp_path)])
     corpus = recipe.run_folder / "corpus" / "corpus.json"
     corpus.parent.mkdir(parents=True)
@@ -293,3 +296,25 @@ def test_an_impossible_acceptance_length():
     recipe = load_recipe("qwen3-8b-d3d-8b")
     with pytest.raises(WorkbenchError, match="emits more than 1 and less than 16"):
         ask(recipe, None, None, None, H200, 17.0)
+
+
+def test_measured_passes_are_interpolated():
+    passes = [
+        MeasuredPass(model="m", value_bytes=4, num_layers=layers, rows=rows, seconds=0.1 + layers * (1 + rows / 8))
+        for layers in (2, 8)
+        for rows in (1, 8, 16)
+    ]
+    for layers, rows in ((2, 1), (8, 16), (5, 12), (1, 8), (8, 40)):
+        assert interpolate_s(passes, layers, rows) == pytest.approx(0.1 + layers * (1 + rows / 8))
+
+
+def test_passes_of_a_small_shape_are_measured_and_used(capsys):
+    shape = shape_from_config("tiny", make_model(layers=4).config)
+    passes = measure_passes(shape, 4, memory_bytes=1e9)
+    assert {entry.num_layers for entry in passes} == {1, 4}
+    assert all(entry.seconds > 0 for entry in passes)
+    device = dataclasses.replace(H200, passes=tuple(passes))
+    one_row = next(entry for entry in passes if (entry.num_layers, entry.rows) == (4, 1))
+    assert pass_s(shape, Pass(1, 64, 1), device, 4) == pytest.approx(one_row.seconds)
+    assert pass_s(shape, Pass(1, 64, 1), device, 2) == pass_s(shape, Pass(1, 64, 1), H200, 2)
+    assert measure_passes(shape, 4, memory_bytes=1e4) == []

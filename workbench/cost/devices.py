@@ -17,6 +17,18 @@ _MATRIX_SIZE = 2048
 _COPY_BYTES = 2**28
 
 
+@dataclass(frozen=True)
+class MeasuredPass:
+    """Time of a pass over a short context."""
+
+    model: str
+    """Name of its shape."""
+    value_bytes: int
+    num_layers: int
+    rows: int
+    seconds: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """One accelerator, or this machine."""
@@ -37,6 +49,8 @@ class Device:
     """Least time of a layer however small it is: on a GPU, the kernels of a captured graph one after the other."""
     keeps_scores: bool = False
     """Attention of a training step keeps its scores for the backward pass, as it does without a fused kernel."""
+    passes: tuple[MeasuredPass, ...] = ()
+    """Measured there; they stand in for the roofline."""
     source: str = "given on the command line"
 
 

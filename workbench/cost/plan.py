@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench.console import console
 from workbench.cost.devices import MEASURED, Device, choose_device
+from workbench.cost.measured import measure_passes
 from workbench.cost.plan_table import render_plan
 from workbench.cost.shapes import SHAPES, ModelShape, known_shape, shape_from_config
 from workbench.cost.speedup import Decoding, acceptance_of, deepest_hidden, estimate_speedup, expected_length
@@ -107,6 +108,12 @@ def ask(
             f"{drafter.name} has {drafter.vocab_rows} vocabulary rows and {target.name} {target.vocab_rows}: "
             "a drafter needs the target's tokenizer"
         )
+    decoding_bytes = (_value_bytes(recipe.target.dtype), _value_bytes(recipe.decode.drafter_dtype))
+    if device.name == MEASURED:
+        assumptions.append(
+            "target and drafter have half of the cores each, as measured, and plain decoding has one half"
+        )
+        device = _with_passes(device, target, drafter, decoding_bytes, assumptions)
     training = _training(recipe, device, is_recipes_own=not (target_name or drafter_name), assumptions=assumptions)
     draft_length = recipe.decode.draft_length
     longest = draft_length + 1
@@ -121,8 +128,8 @@ def ask(
         max_hypotheses=max(1, recipe.decode.max_hypotheses),
         acceptance_length=acceptance_length or ACCEPTANCE_LENGTHS[0],
         context_tokens=_CONTEXT_TOKENS,
-        target_value_bytes=_value_bytes(recipe.target.dtype),
-        drafter_value_bytes=_value_bytes(recipe.decode.drafter_dtype),
+        target_value_bytes=decoding_bytes[0],
+        drafter_value_bytes=decoding_bytes[1],
     )
     lengths = (acceptance_length,) if acceptance_length else [v for v in ACCEPTANCE_LENGTHS if v < longest]
     return Question(target, drafter, training, decoding, lengths, device, assumptions)
@@ -238,6 +245,18 @@ def _shape_of(model: str, options: TargetOptions) -> ModelShape:
     if shape is not None:
         return shape
     return shape_from_config(Path(model).name, load_config(options))
+
+
+def _with_passes(
+    device: Device, target: ModelShape, drafter: ModelShape, value_bytes: tuple[int, int], assumptions: list[str]
+) -> Device:
+    """The device with measured passes of both models, unless they are too large to hold."""
+    passes = []
+    for shape, bytes_each in dict.fromkeys(zip((target, drafter), value_bytes, strict=True)):
+        passes += (own := measure_passes(shape, bytes_each, device.memory_bytes))
+        if not own:
+            assumptions.append(f"{shape.name} is too large to be tried on this machine: its passes are a roofline")
+    return dataclasses.replace(device, passes=tuple(passes))
 
 
 def _training(recipe: Recipe, device: Device, is_recipes_own: bool, assumptions: list[str]) -> Training:
