@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from workbench.console import console
 from workbench.errors import WorkbenchError
 from workbench.files import read_json
+from workbench.launch import rank
 from workbench.recipe import Recipe, load_recipe
 
 # Commands import what they need themselves: help and mistakes in a recipe must not wait for torch.
@@ -30,7 +31,8 @@ def run(recipe: str, overrides: Sequence[str] = ()) -> None:
     from workbench.stages import STAGES, run_stages
 
     run_stages(loaded, [name for name, stage in STAGES.items() if not stage.on_request])
-    show_outcome(loaded)
+    if rank() == 0:
+        show_outcome(loaded)
 
 
 def run_stage(name: str) -> Callable[..., None]:

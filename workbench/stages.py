@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench import launch
 from workbench.console import console
 from workbench.errors import WorkbenchError
 from workbench.files import content_fingerprint, read_json, remove_leftovers, write_json
@@ -203,9 +204,8 @@ def run_stages(recipe: Recipe, names: Sequence[str], stages: Mapping[str, Stage]
         WorkbenchError: another process works in the run folder, a needed stage is not finished, or a stage fails for
             a reason that the user can mend.
     """
-    rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
     with _clear_file_errors(recipe.run_folder):
-        if rank:
+        if launch.rank():
             _follow(recipe, names, stages)
             return
         for name in names:
@@ -225,6 +225,7 @@ def _run_stage(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> Non
         missing = [path for path in stage.results(recipe, folder) if not path.is_file()]
         if not changes and not missing:
             console.print(f"{stage.name}: finished, inputs unchanged")
+            launch.announce(stage.name, works=False)
             return
         reason = f"{', '.join(changes)} changed" if changes else f"{missing[0]} is gone"
         console.print(f"{stage.name}: {reason} since it finished, starting over")
@@ -242,6 +243,7 @@ def _run_stage(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> Non
         console.print(f"{stage.name}: starts")
         _clear(recipe, stage)
     write_json(folder / INPUTS_FILE, inputs)
+    launch.announce(stage.name, works=True)
     stage.work(recipe, recipe.run_folder)
     for name in stage.copied:
         write_json(recipe.run_folder / name, read_json(folder / name))
@@ -250,9 +252,13 @@ def _run_stage(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> Non
 
 def _follow(recipe: Recipe, names: Sequence[str], stages: Mapping[str, Stage]) -> None:
     """What processes beside the first do in training on several devices: only the distillation, and no bookkeeping."""
-    if "distill" in names:
-        stage_inputs(recipe, stages["distill"], stages)
+    if "distill" not in names or not launch.joins("distill"):
+        return
+    console.quiet = True
+    try:
         stages["distill"].work(recipe, recipe.run_folder)
+    finally:
+        console.quiet = False
 
 
 def stage_inputs(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> dict[str, Any]:

@@ -72,3 +72,11 @@ def test_the_mask_is_never_taken_for_a_proposal(corpus, tiny_target):
     head.bias.data[36:] = 1e6
     drafter.model.set_output_embeddings(head)
     assert torch.equal(score_blocks(drafter, blocks, 8), before)
+
+
+def test_rows_are_taken_in_turns(corpus, tiny_target, monkeypatch):
+    blocks = draw_evaluation_blocks(corpus.held_out, 40, 0)
+    drafter = Drafter(make_model(vocab_rows=40, seed=3), make_spec(tiny_target))
+    at_once = score_blocks(drafter, blocks, 8)
+    monkeypatch.setattr("workbench.distill.evaluation.CHUNK_LOGITS", 7 * 36)
+    assert torch.equal(score_blocks(drafter, blocks, 8), at_once)

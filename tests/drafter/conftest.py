@@ -1,5 +1,7 @@
 """A tiny target of each supported family, with a tokenizer whose ids are 0 to 59."""
 
+from typing import Any
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models
@@ -12,9 +14,14 @@ VOCABULARY = 60
 
 @pytest.fixture
 def make_target():
-    def make(family: str = "qwen3", num_rows: int = 64, num_layers: int = 4, tied: bool = True) -> Target:
+    def make(family: str = "qwen3", num_rows: int = 64, num_layers: int = 4, tied: bool = True, **changes) -> Target:
         torch.manual_seed(0)
-        sizes = {"head_dim": 8} if family == "qwen3" else {}
+        sizes: dict[str, Any] = {
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 12345.0},
+        }
+        if family == "qwen3":
+            sizes["head_dim"] = 8
         config = AutoConfig.for_model(
             family,
             vocab_size=num_rows,
@@ -23,13 +30,11 @@ def make_target():
             num_hidden_layers=num_layers,
             num_attention_heads=4,
             num_key_value_heads=2,
-            max_position_embeddings=128,
-            rope_parameters={"rope_type": "default", "rope_theta": 12345.0},
             tie_word_embeddings=tied,
             pad_token_id=0,
             bos_token_id=None,
             eos_token_id=1,
-            **sizes,
+            **{**sizes, **changes},
         )
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
         vocabulary = {f"t{index}": index for index in range(VOCABULARY)}

@@ -129,14 +129,52 @@ def test_layer_choices_that_the_parent_cannot_fill_are_refused(choice):
         select_layers(choice, 6)
 
 
-def test_position_fields_of_the_parent_are_carried_over(make_target, tmp_path):
-    target = make_target()
-    target.model.config.rope_parameters["rope_theta"] = 54321.0
-    drafter = build_drafter(target, make_recipe(layers="evenly:2"))
-    save_drafter(drafter, tmp_path)
-    config = load_drafter(tmp_path).model.config
-    assert config.rope_parameters == target.config.rope_parameters
-    assert config.max_position_embeddings == target.config.max_position_embeddings
+STRETCHED = {"rope_theta": 54321.0, "factor": 4.0, "original_max_position_embeddings": 32}
+PARENTS = {
+    "a base of its own": ("qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 54321.0}}),
+    "yarn": ("qwen3", {"rope_parameters": {"rope_type": "yarn", **STRETCHED}, "max_position_embeddings": 512}),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", **STRETCHED}}),
+    "llama3": (
+        "llama",
+        {"rope_parameters": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **STRETCHED}},
+    ),
+    "a part of each head": ("stablelm", {"partial_rotary_factor": 0.5}),
+    "windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}),
+}
+SAVED_ANEW = {"num_hidden_layers", "layer_types", "drafter", "architectures", "_name_or_path", "transformers_version"}
+
+
+@pytest.mark.parametrize("from_folder", [False, True], ids=["target", "sibling"])
+@pytest.mark.parametrize("name", PARENTS)
+def test_every_field_of_the_parent_but_its_depth_is_carried_over(make_target, tmp_path, name, from_folder):
+    family, changes = PARENTS[name]
+    target = parent = make_target(family, **changes)
+    options = {"layers": [0, 1, 3]}
+    if from_folder:
+        target = make_target(family)
+        parent.model.save_pretrained(tmp_path / "parent")
+        parent.tokenizer.save_pretrained(tmp_path / "parent")
+        options["parent"] = str(tmp_path / "parent")
+    save_drafter(build_drafter(target, make_recipe(**options)), tmp_path / "drafter")
+    model = load_drafter(tmp_path / "drafter").model
+
+    before, after = parent.model.config.to_dict(), model.config.to_dict()
+    differing = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert differing <= SAVED_ANEW
+    if before.get("layer_types"):
+        assert after["layer_types"] == [before["layer_types"][layer] for layer in (0, 1, 3)]
+    rotations, own = parent.model.base_model.rotary_emb, model.base_model.rotary_emb
+    assert torch.equal(own.inv_freq, rotations.inv_freq)
+    assert own.attention_scaling == rotations.attention_scaling
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_a_whole_copy_computes_what_its_parent_computes_at_far_positions(make_target, tmp_path, name):
+    family, changes = PARENTS[name]
+    target = make_target(family, **changes)
+    save_drafter(build_drafter(target, make_recipe()), tmp_path)
+    ids = [torch.randint(60, (100,), generator=torch.Generator().manual_seed(0)).tolist()]
+    torch.testing.assert_close(logits(load_drafter(tmp_path).model, ids)[..., :60], logits(target.model, ids)[..., :60])
 
 
 def test_random_weights_keep_the_shape_and_follow_the_seed(make_target):

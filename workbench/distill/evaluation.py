@@ -13,6 +13,7 @@ import datasets
 import torch
 from torch import Tensor
 
+from workbench.distill.losses import CHUNK_LOGITS
 from workbench.distill.metrics import emitted_tokens
 from workbench.drafter.blocks import UNSUPERVISED, BlockBatch, draw_starts, hidden_rows, lay_out, stack_sequences
 from workbench.drafter.model import Drafter, DrafterSpec
@@ -99,7 +100,9 @@ def score_blocks(drafter: Drafter, blocks: EvaluationBlocks, draft_length: int) 
 def match_slots(model: Any, spec: DrafterSpec, labels_BAL: Tensor, hidden_BALD: Tensor) -> Tensor:
     """Where the drafter's top token, among those it may propose, is the label; False where there is none."""
     is_labelled_BAL = labels_BAL != UNSUPERVISED
-    logits_RV = model.get_output_embeddings()(hidden_BALD[is_labelled_BAL])[:, : spec.vocab_size]
+    head = model.get_output_embeddings()
+    parts_RD = hidden_BALD[is_labelled_BAL].split(max(1, CHUNK_LOGITS // spec.vocab_size))
+    top_R = torch.cat([head(part_RD)[:, : spec.vocab_size].argmax(-1) for part_RD in parts_RD])
     matches_BAL = torch.zeros_like(is_labelled_BAL)
-    matches_BAL[is_labelled_BAL] = logits_RV.argmax(-1) == labels_BAL[is_labelled_BAL]
+    matches_BAL[is_labelled_BAL] = top_R == labels_BAL[is_labelled_BAL]
     return matches_BAL

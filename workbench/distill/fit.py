@@ -31,6 +31,7 @@ from workbench.drafter.layers import build_drafter
 from workbench.drafter.model import Drafter, save_drafter
 from workbench.errors import WorkbenchError
 from workbench.files import whole_file, whole_folder, write_json
+from workbench.launch import check_size, rank
 from workbench.recipe import DistillOptions, Recipe
 from workbench.targets import Target, load_target
 
@@ -70,15 +71,19 @@ def distill(recipe: Recipe, corpus_folder: Path, folder: Path) -> None:
         folder/learning_curve.csv, folder/log: Held-out figures at every validation; losses along the way.
         folder/distill.json: The report, written last.
     """
+    options = recipe.distill
+    check_size(count_processes(options), options.nodes)
     corpus = load_corpus(corpus_folder)
-    target = load_target(recipe.target)
+    # Several processes take it, or their part of it, from there to their own devices.
+    place = {"device": "cpu"} if count_processes(options) > 1 or is_sharded(options) else {}
+    target = load_target(dataclasses.replace(recipe.target, **place))
     drafter = build_drafter(target, recipe)
     console.print(
         f"distilling a drafter of {drafter.num_layers} layers from {len(corpus.train)} responses of {target.identity}"
     )
-    report = fit_drafter(
-        drafter, target, corpus, recipe.distill, folder, recipe.seed, draft_length=recipe.decode.draft_length
-    )
+    report = fit_drafter(drafter, target, corpus, options, folder, recipe.seed, draft_length=recipe.decode.draft_length)
+    if rank() > 0:
+        return
     with whole_folder(folder / "drafter") as temporary:
         save_drafter(drafter, temporary, target.tokenizer)
     write_curve(folder / "learning_curve.csv", report.curve)

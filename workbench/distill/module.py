@@ -35,6 +35,7 @@ class Terms(NamedTuple):
     denoising: Tensor
     autoregressive: Tensor
     hidden_BALD: Tensor
+    """No gradient."""
     labels_BAL: Tensor
     model: Any
     """What computed them: its head belongs to the hidden states."""
@@ -151,7 +152,7 @@ class Distillation(lightning.LightningModule):
         labels_BAL = block_pass.labels_BAL
         denoising = self.denoising(model, hidden_BALD, labels_BAL, find_target, batch.starts_BA)
         if options.autoregressive == "off":
-            return Terms(denoising, torch.zeros_like(denoising), hidden_BALD, labels_BAL, model)
+            return Terms(denoising, torch.zeros_like(denoising), hidden_BALD.detach(), labels_BAL, model)
         is_response_BT = next_token_is_response(batch)
         clean_rows = self._row_losses(
             model,
@@ -162,7 +163,7 @@ class Distillation(lightning.LightningModule):
             cross_entropy_weight=0.0,
         )
         autoregressive = self._mean(clean_rows.loss_R, torch.ones_like(clean_rows.loss_R))
-        return Terms(denoising, autoregressive, hidden_BALD, labels_BAL, model)
+        return Terms(denoising, autoregressive, hidden_BALD.detach(), labels_BAL, model)
 
     def _mean(self, loss_R: Tensor, weight_R: Tensor) -> Tensor:
         """Weighted mean; of several processes, what each adds to the mean over all rows, times their number.
