@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ SAVED_ANEW = {"num_hidden_layers", "layer_types", "drafter", "architectures", "_
 def test_every_field_of_the_parent_but_its_depth_is_carried_over(make_target, tmp_path, name, from_folder):
     family, changes = PARENTS[name]
     target = parent = make_target(family, **changes)
-    options = {"layers": [0, 1, 3]}
+    options: dict[str, Any] = {"layers": [0, 1, 3]}
     if from_folder:
         target = make_target(family)
         parent.model.save_pretrained(tmp_path / "parent")
