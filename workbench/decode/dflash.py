@@ -33,15 +33,8 @@ class HiddenStateEngine(Engine):
 
     @torch.inference_mode()
     def _run(self, ids_1R: Tensor, positions_1R: Tensor, mask_RS: Tensor, cache: KVCache, num_kept: int) -> Tensor:
-        output = self.model(
-            input_ids=ids_1R,
-            attention_mask=mask_RS[None, None],
-            position_ids=positions_1R,
-            use_cache=True,
-            logits_to_keep=num_kept,
-            output_hidden_states=True,
-            **{self._cache_name: cache},
-        )
+        mask_11RS = mask_RS[None, None]
+        output = self._call_model(ids_1R, positions_1R, mask_11RS, cache, num_kept, output_hidden_states=True)
         self.features_RF = hidden_features(output.hidden_states, self._layer_ids)[0]
         return output.logits[0]
 

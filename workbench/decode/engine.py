@@ -72,15 +72,21 @@ class Engine:
 
     @torch.inference_mode()
     def _run(self, ids_1R: Tensor, positions_1R: Tensor, mask_RS: Tensor, cache: KVCache, num_kept: int) -> Tensor:
-        output = self.model(
+        return self._call_model(ids_1R, positions_1R, mask_RS[None, None], cache, num_kept).logits[0]
+
+    def _call_model(
+        self, ids_1R: Tensor, positions_1R: Tensor, mask_11RS: Tensor, cache: KVCache, num_kept: int, **more: Any
+    ) -> Any:
+        """The stock forward; `more` are further arguments of it."""
+        return self.model(
             input_ids=ids_1R,
-            attention_mask=mask_RS[None, None],
+            attention_mask=mask_11RS,
             position_ids=positions_1R,
             use_cache=True,
             logits_to_keep=num_kept,
             **{self._cache_name: cache},
+            **more,
         )
-        return output.logits[0]
 
     def _causal_mask(self, start: int, stop: int) -> Tensor:
         """Additive causal mask of rows `start` to `stop` over keys up to `stop`: a view of a matrix built once."""
