@@ -84,6 +84,15 @@ def test_finished_stages_are_skipped_and_said_so(load, capsys):
     assert capsys.readouterr().out == "corpus: finished, inputs unchanged\ndistill: finished, inputs unchanged\n"
 
 
+def test_publishing_onto_the_target_is_refused_before_any_stage(load, tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text("{}")
+    recipe = load("--publish.folder", "target")
+    with pytest.raises(WorkbenchError, match="target exists and is no published drafter: remove it or set"):
+        run_stages(recipe, ("corpus", "publish"))
+    assert not (recipe.run_folder / "corpus").exists()
+
+
 def test_changed_inputs_start_over_from_there(load, capsys):
     journal = Journal()
     journal.run(load())

@@ -104,6 +104,12 @@ def _publish(recipe: Recipe, run_folder: Path) -> None:
     publish(recipe, run_folder, run_folder / "prune" / "drafter", published_folder(recipe))
 
 
+def _check_published(recipe: Recipe) -> None:
+    from workbench.publish.folder import check_folder
+
+    check_folder(published_folder(recipe), recipe.name)
+
+
 def candidate_folders(run_folder: Path) -> dict[str, Path]:
     """Drafters to validate: the winner of the search, and the unpruned one where that is another."""
     winner, unpruned = run_folder / "prune" / "drafter", run_folder / "prune" / "unpruned"
@@ -192,6 +198,7 @@ STAGES: dict[str, Stage] = {
             options=("target", "decode", "publish", "seed"),
             files=lambda recipe: [recipe.target.model],
             results=lambda recipe, folder: [published_folder(recipe) / "workbench.json"],
+            check=_check_published,
         ),
     )
 }

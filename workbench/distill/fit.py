@@ -21,6 +21,7 @@ from workbench.distill.curve import forecast
 from workbench.distill.data import DistillationData, check_corpus
 from workbench.distill.evaluation import draw_evaluation_blocks
 from workbench.distill.module import Distillation
+from workbench.distill.norms import lean_norms
 from workbench.distill.precision import computes_in_bfloat16, trainer_precision
 from workbench.distill.processes import choose_strategy, count_processes, is_sharded, leave_processes
 from workbench.distill.recomputation import recomputing
@@ -253,14 +254,20 @@ def build_trainer(options: DistillOptions, folder: Path, advance: Callable[[int,
 
 @contextlib.contextmanager
 def training_mode(model: Any, options: DistillOptions) -> Iterator[None]:
-    """Within, all weights are trained, layers are compiled and recomputed for the gradient as the options say."""
+    """Within, all weights are trained, layers are compiled and recomputed for the gradient as the options say.
+
+    A compiler makes lean norms of its own.
+    """
     model.requires_grad_(True).train()
     layers = model.base_model.layers
     if options.compile:
         for layer in layers:  # all alike: compiled once
             layer.compile()
     try:
-        with recomputing(model) if options.checkpoint_activations else contextlib.nullcontext():
+        with (
+            recomputing(model) if options.checkpoint_activations else contextlib.nullcontext(),
+            contextlib.nullcontext() if options.compile else lean_norms(model),
+        ):
             yield
     finally:
         for layer in layers:

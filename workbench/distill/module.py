@@ -41,6 +41,9 @@ class Terms(NamedTuple):
     """What computed them: its head belongs to the hidden states."""
 
 
+ROWS_STEP = 64
+"""Rows for an output layer come in multiples of it, for the reason of `workbench.drafter.blocks.WIDTH_STEP`."""
+
 FindTarget = Callable[[Tensor, Tensor], TargetRows | None]
 """From sequences and positions to the target's distributions there."""
 
@@ -158,7 +161,8 @@ class Distillation(lightning.LightningModule):
             model,
             clean_BTD[:, :-1][is_response_BT],
             batch.tokens_BT[:, 1:][is_response_BT],
-            find_target(*is_response_BT.nonzero(as_tuple=True)),
+            find_target,
+            is_response_BT.nonzero(as_tuple=True),
             options.autoregressive,
             cross_entropy_weight=0.0,
         )
@@ -181,12 +185,13 @@ class Distillation(lightning.LightningModule):
         # The block row for position s + i and the target's clean row there predict the same token.
         sequence_BA1 = torch.arange(len(labels_BAL), device=self.device)[:, None, None]
         position_BAL = starts_BA[..., None] + torch.arange(labels_BAL.shape[-1], device=self.device)
-        sequence_R = sequence_BA1.expand_as(position_BAL)[is_labelled_BAL]
+        sequence_BAL = sequence_BA1.expand_as(position_BAL)
         rows = self._row_losses(
             model,
             hidden_BALD[is_labelled_BAL],
             labels_BAL[is_labelled_BAL],
-            find_target(sequence_R, position_BAL[is_labelled_BAL]),
+            find_target,
+            (sequence_BAL[is_labelled_BAL], position_BAL[is_labelled_BAL]),
             options.denoising,
             options.cross_entropy_weight,
         )
@@ -200,19 +205,22 @@ class Distillation(lightning.LightningModule):
         model: Any,
         hidden_RD: Tensor,
         labels_R: Tensor,
-        target: TargetRows | None,
+        find_target: FindTarget,
+        places: tuple[Tensor, Tensor],
         kind: Any,
         cross_entropy_weight: float,
     ) -> RowLosses:
-        return row_losses(
-            hidden_RD,
-            labels_R,
+        num_rows = len(labels_R)
+        losses = row_losses(
+            _filled_up(hidden_RD),
+            _filled_up(labels_R),
             model.get_output_embeddings(),
-            target,
+            find_target(*map(_filled_up, places)),
             kind,
             cross_entropy_weight,
             self.vocab_size,
         )
+        return RowLosses(losses.loss_R[:num_rows], losses.label_logprob_R[:num_rows])
 
     def _consult(self, batch: BlockBatch) -> FindTarget:
         """Gives the target's distributions by sequence and position; None where no loss looks at them."""
@@ -432,6 +440,12 @@ def autoregressive_weight(options: DistillOptions, progress: float) -> float:
         return options.autoregressive_weight
     change = options.autoregressive_final_weight - options.autoregressive_weight
     return options.autoregressive_weight + change * min(1.0, progress)
+
+
+def _filled_up(values_R: Tensor) -> Tensor:
+    """Repeats the last value up to a multiple of ROWS_STEP."""
+    missing = -len(values_R) % ROWS_STEP
+    return torch.cat([values_R, values_R[-1:].expand(missing, *values_R.shape[1:])])
 
 
 def next_token_is_response(batch: BlockBatch) -> Tensor:

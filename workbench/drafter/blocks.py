@@ -34,6 +34,9 @@ UNSUPERVISED = -100
 """Label of rows that predict nothing known."""
 ABSENT = -1
 """Start of a block that is not there: a short response has fewer places for blocks than its batch."""
+WIDTH_STEP = 32
+"""Sequences are padded to a multiple of it: a CPU prepares matrix products anew for every shape, which costs ten times
+the product of a small model, and keeps only so many shapes."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,15 @@ class BlockPass:
 def stack_sequences(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pads prompts with their responses on the right with zeros.
+    """Pads prompts with their responses on the right with zeros, to a multiple of WIDTH_STEP.
 
     Returns:
         tokens_BT, prompt_lengths_B, lengths_B.
     """
     prompt_lengths_B = torch.tensor([len(prompt) for prompt in prompts])
     lengths_B = prompt_lengths_B + torch.tensor([len(response) for response in responses])
-    tokens_BT = torch.zeros(len(prompts), int(lengths_B.max()), dtype=torch.long)
+    width = -(-int(lengths_B.max()) // WIDTH_STEP) * WIDTH_STEP
+    tokens_BT = torch.zeros(len(prompts), width, dtype=torch.long)
     for row, prompt, response in zip(tokens_BT, prompts, responses, strict=True):
         row[: len(prompt) + len(response)] = torch.tensor([*prompt, *response])
     return tokens_BT, prompt_lengths_B, lengths_B

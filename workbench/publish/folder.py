@@ -32,7 +32,7 @@ def publish(recipe: Recipe, run_folder: Path, drafter_folder: Path, folder: Path
     Raises:
         WorkbenchError: the drafter is for another target, was not validated, or does not decode losslessly.
     """
-    _refuse_foreign_folder(folder, recipe.name)
+    check_folder(folder, recipe.name)
     remove_leftovers(folder.parent, folder.name)
     validation, licence = read_validation(run_folder), read_licence(recipe)
     target = load_target(recipe.target)
@@ -74,8 +74,12 @@ def read_validation(run_folder: Path) -> dict[str, Any]:
     return validation
 
 
-def _refuse_foreign_folder(folder: Path, name: str) -> None:
-    """Only an earlier drafter of the same recipe is ever replaced."""
+def check_folder(folder: Path, name: str) -> None:
+    """Only an earlier drafter of the recipe of that name is ever replaced.
+
+    Raises:
+        WorkbenchError: something else is there, such as the target.
+    """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not (folder / MANIFEST_FILE).is_file():
