@@ -51,7 +51,7 @@ def check_size(num_processes: int, num_nodes: int) -> None:
             )
     elif num_nodes > 1:
         raise WorkbenchError(
-            f"distill.nodes is {num_nodes}: start the command with torchrun on every node, see recipes/README.md"
+            f"distill.nodes is {num_nodes}: start the command with torchrun on every node, see docs/several-devices.md"
         )
 
 

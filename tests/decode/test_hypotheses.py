@@ -90,6 +90,16 @@ def test_costs_follow_what_rounds_take():
     assert costs.draft_s == pytest.approx(0.012, rel=1e-3)
 
 
+def test_a_draft_pass_that_takes_longer_than_expected_buys_more_blocks():
+    outcomes = outcome_table([0.9] * 3, [[5, 6]] * 4, [[0.6, 0.2]] * 4, [1, 2, 3], frozenset())
+    costs = RoundCosts(verify_s=0.004, draft_s=0.002, packed_base_s=0.004, packed_block_s=0.001)
+    few = select_hypotheses(outcomes, costs, 4)
+    for _ in range(60):
+        costs = costs.after_draft(0.02)
+    assert costs.draft_s == pytest.approx(0.02, rel=1e-2)
+    assert len(select_hypotheses(outcomes, costs, 4)) > len(few)
+
+
 def test_a_verification_that_became_short_buys_fewer_blocks():
     outcomes = outcome_table([0.9] * 3, [[5, 6]] * 4, [[0.6, 0.2]] * 4, [1, 2, 3], frozenset())
     costs = RoundCosts(verify_s=0.010, draft_s=0.004, packed_base_s=0.004, packed_block_s=0.0015)

@@ -165,7 +165,9 @@ class BlockDrafter:
             clean, anchor = self._uncached[:-1], self._uncached[-1]
             (draft,) = self._run(clean, [(len(clean), anchor)])
             self._uncached = [anchor]
-            self._spans.append(("draft", start_s, time.monotonic()))
+            stop_s = time.monotonic()
+            self._spans.append(("draft", start_s, stop_s))
+            self.costs = self.costs.after_draft(stop_s - start_s)
         draft.outcome, draft.num_hypotheses = self._outcome, self._num_hypotheses
         draft.spans, self._spans = self._spans, []
         self._hit, self._last_draft = None, draft

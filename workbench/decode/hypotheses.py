@@ -46,6 +46,10 @@ class RoundCosts:
         """The same, having seen a verification."""
         return replace(self, verify_s=self.verify_s + _FOLLOWING * (seconds - self.verify_s))
 
+    def after_draft(self, seconds: float) -> "RoundCosts":
+        """The same, having seen a draft pass: it caches what was committed, too, which one at the start does not."""
+        return replace(self, draft_s=self.draft_s + _FOLLOWING * (seconds - self.draft_s))
+
     def after_packed(self, num_blocks: int, seconds: float) -> "RoundCosts":
         """The same, having seen a packed pass: what slows one pass of the drafter slows all."""
         expected_s = self.packed_base_s + num_blocks * self.packed_block_s
