@@ -276,6 +276,7 @@ def test_the_recipes_own_corpus_and_throughput_are_used(tmp_path, monkeypatch):
     assert question.training.clean_tokens == 116
     assert question.drafter.num_layers == 10
     cost = plan_training(question.target, question.drafter, question.training, device, 1)
+    assert recipe.distill.max_minutes is not None
     assert cost.steps == pytest.approx(recipe.distill.max_minutes * 60 / (4 * (116 + 16 * 9) * 4e-4), abs=1)
 
 

@@ -206,7 +206,7 @@ class Distillation(lightning.LightningModule):
         hidden_RD: Tensor,
         labels_R: Tensor,
         find_target: FindTarget,
-        places: tuple[Tensor, Tensor],
+        places: tuple[Tensor, ...],
         kind: Any,
         cross_entropy_weight: float,
     ) -> RowLosses:
