@@ -12,6 +12,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.files import read_json, write_json, write_text
 from workbench.recipe import Recipe
+from workbench.result_tables import SECTIONS, render_rounds, render_table
 from workbench.validate.figures import draw_speedups
 from workbench.validate.table import render_estimate, render_hit_rate, render_layers, render_losslessness, value_of
 
@@ -25,6 +26,10 @@ _FILES = {
     "search.json": "search.json",
     "corpus.json": "corpus/corpus.json",
     "distill.json": "distill/distill.json",
+    "throughput.json": "throughput.json",
+    "ablation.json": "ablation.json",
+    "dflash.json": "dflash/dflash.json",
+    "comparison.json": "compare-searches/comparison.json",
     "exactness.json": "exactness.json",
     "bench-decode.json": "bench-decode.json",
     "overlap.json": "overlap.json",
@@ -94,7 +99,7 @@ def render_page(folders: Sequence[Path]) -> str:
 
 
 def render_summary(folders: Sequence[Path]) -> str:
-    """README's table: of each recipe what plain, synchronous and asynchronous decoding give on its first suite."""
+    """README's table: plain, DFlash, synchronous and asynchronous decoding on each recipe's first suite."""
     rows = []
     for folder in folders:
         validation = read_json(folder / "validation.json")
@@ -102,9 +107,9 @@ def render_summary(folders: Sequence[Path]) -> str:
         rows += [
             [folder.name, suite, method, *_speed_columns(validation, method, suite)]
             for method in validation["methods"]
-            if method in ("autoregressive", "synchronous", "asynchronous")
+            if method in ("autoregressive", "dflash", "synchronous", "asynchronous")
         ]
-    return _table(["recipe", "suite", "method", *_SPEED_HEADER], rows)
+    return render_table(["recipe", "suite", "method", *_SPEED_HEADER], rows)
 
 
 _SPEED_HEADER = ("layers", "acceptance length", "tokens/s", "speedup", "hits", "lossless")
@@ -139,8 +144,12 @@ def _render_recipe(folder: Path) -> str:
     ]
     for suite in _suites(validation):
         rows = [[method, *_speed_columns(validation, method, suite)] for method in validation["methods"]]
-        parts += [f"### {folder.name}: {suite}", _table(["method", *_SPEED_HEADER], rows), _rounds(validation, suite)]
-    for name, render in _SECTIONS.items():
+        parts += [
+            f"### {folder.name}: {suite}",
+            render_table(["method", *_SPEED_HEADER], rows),
+            render_rounds(validation, suite),
+        ]
+    for name, render in SECTIONS.items():
         if (folder / name).is_file():
             parts.append(render(read_json(folder / name)))
     if (folder / "delay-injection.svg").is_file():
@@ -152,95 +161,6 @@ def _render_recipe(folder: Path) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _rounds(validation: dict[str, Any], suite: str) -> str:
-    """Where the milliseconds of a round go."""
-    cells = {method: cells[suite].get("round_ms") for method, cells in validation["methods"].items()}
-    rows = [
-        [method, *(f"{parts[name]['median']:.1f}" for name in ("round", "verify", "draft", "packed"))]
-        for method, parts in cells.items()
-        if parts
-    ]
-    return _table(["method", "round ms (median)", "verification", "draft pass", "packed pass"], rows) if rows else ""
-
-
-def _render_distillation(report: dict[str, Any]) -> str:
-    final = report["final"]
-    return (
-        f"Distillation: {report['seconds'] / 60:.1f} minutes, {report['steps']} steps, {report['clean_tokens']:,} "
-        f"tokens and {report['block_rows']:,} block rows; estimated acceptance length "
-        f"{final['acceptance_anchored']:.2f} from anchored blocks, {final['acceptance_masked']:.2f} from masked ones."
-    )
-
-
-def _render_search(search: dict[str, Any]) -> str:
-    rows = [
-        [
-            entry["name"],
-            str(entry["heal_steps"]),
-            f"{entry['acceptance_length']:.2f}",
-            render_estimate(entry["retained"], 3),
-            render_estimate(entry["retained_same_training"], 3) if entry["retained_same_training"] else "-",
-            render_estimate(entry["speedup"], suffix="x"),
-        ]
-        for entry in search["results"]
-    ]
-    header = ["drafter", "healing steps", "acceptance length", "retained", "of equal training", "speedup"]
-    return f"Pruning, by real decoding of held-out prompts: {search['chosen']['reason']}.\n\n{_table(header, rows)}"
-
-
-def _render_exactness(exactness: dict[str, Any]) -> str:
-    rows = [
-        [method, *(str(counts.get(status, 0)) for status in ("identical", "tie", "different"))]
-        for method, counts in exactness["outputs"].items()
-    ]
-    return (
-        f"Exactness: {exactness['num_prompts']} prompts, {exactness['num_tokens']:,} tokens in {exactness['dtype']} "
-        f"against plain greedy decoding.\n\n{_table(['method', 'identical', 'tie', 'different'], rows)}"
-    )
-
-
-def _render_overlap(overlap: dict[str, Any]) -> str:
-    names = {
-        "round_ms": "round, ms",
-        "verify_ms": "verification, ms",
-        "packed_ms": "packed pass, ms",
-        "hit_round_ratio": "round over the longer of both, hits",
-        "hit_rate": "hit rate",
-        "verifier_bubble_ms": "verifier idle a round, ms",
-    }
-    rows = [[title, f"{overlap[name]:.2f}"] for name, title in names.items()]
-    return f"Overlap of drafting and verification, from a trace.\n\n{_table(['asynchronous decoding', ''], rows)}"
-
-
-def _render_bench(bench: dict[str, Any]) -> str:
-    rows = [
-        [
-            cell["name"],
-            render_estimate(cell["tokens_per_second"], 0),
-            render_estimate(cell["speedup"], suffix="x"),
-            f"{cell['acceptance_length']['mean']:.2f}",
-            f"{cell['round_ms']:.1f}",
-            f"{cell['warm_up_s']:.0f}",
-            "yes" if cell["identical"] else "no",
-        ]
-        for cell in bench["rows"]
-    ]
-    header = ["decoder", "tokens/s", "speedup, same engine", "acceptance length", "round ms", "warm-up s", "identical"]
-    return (
-        f"Engines, executors and draft lengths, end to end, {bench['num_prompts']} prompts, {bench['repetitions']} "
-        f"repetitions.\n\n{_table(header, rows)}"
-    )
-
-
-_SECTIONS = {
-    "distill.json": _render_distillation,
-    "search.json": _render_search,
-    "exactness.json": _render_exactness,
-    "overlap.json": _render_overlap,
-    "bench-decode.json": _render_bench,
-}
-
-
 def replace_section(readme: Path, content: str) -> str:
     """README's text with new content between the marks."""
     begin, end = SECTION
@@ -249,8 +169,3 @@ def replace_section(readme: Path, content: str) -> str:
         raise WorkbenchError(f"{readme} lacks the lines {begin!r} and {end!r} between which results go")
     before, rest = text.split(begin)
     return f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
