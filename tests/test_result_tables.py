@@ -49,3 +49,7 @@ def test_what_a_step_costs():
     text = SECTIONS["throughput.json"](throughput)
     assert "takes 1.20 (1.10-1.30) times" in text
     assert "(240 and 200 µs a row)" in text
+
+
+def test_a_recipe_that_drops_nothing_has_no_table_of_candidates():
+    assert SECTIONS["search.json"]({"chosen": {"reason": "nothing was asked for"}}) == ""

@@ -90,6 +90,8 @@ def _render_comparison(comparison: dict[str, Any]) -> str:
 
 
 def _render_search(search: dict[str, Any]) -> str:
+    if "results" not in search:  # the recipe drops nothing
+        return ""
     rows = [
         [
             entry["name"],
