@@ -44,7 +44,7 @@ def test_every_command_explains_itself(name, capsys):
         (["corpus", "quickstart", "--distill.stepz", "5"], "distill.stepz is no key: did you mean distill.steps?"),
         (["corpus", "quickstart", "--target.model", "./nosuch"], "error: target.model ./nosuch does not exist"),
         (["generate", "--drafter", "nosuch", "--prompt", "x"], "error: nosuch is no drafter"),
-        (["list", "tests"], "error: tests holds no published drafter"),
+        (["list", "nosuch"], "error: nosuch is no folder"),
     ],
 )
 def test_mistakes_are_one_line_on_stderr(arguments, message, capsys, tmp_path):
@@ -54,6 +54,11 @@ def test_mistakes_are_one_line_on_stderr(arguments, message, capsys, tmp_path):
     captured = capsys.readouterr()
     assert message in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_a_list_of_no_drafters_is_no_mistake(capsys, tmp_path):
+    assert cli.main(["list", str(tmp_path)]) == 0
+    assert "holds no published drafter yet" in " ".join(capsys.readouterr().out.split())
 
 
 def test_debug_shows_the_traceback(capsys):

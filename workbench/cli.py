@@ -200,10 +200,12 @@ def list_published(folder: Path = Path("checkpoints")) -> None:
     """
     from workbench.publish.registry import list_drafters, render_drafters
 
-    entries = list_drafters(folder)
-    if not entries:
-        raise WorkbenchError(f"{folder} holds no published drafter: `run` a recipe first")
-    console.print(render_drafters(entries), soft_wrap=False)
+    if not folder.is_dir():
+        raise WorkbenchError(f"{folder} is no folder")
+    if entries := list_drafters(folder):
+        console.print(render_drafters(entries), soft_wrap=False)
+    else:
+        console.print(f"{folder} holds no published drafter yet: `run` a recipe first")
 
 
 def trace(recipe: str, overrides: Sequence[str] = (), *, drafter: Path | None = None) -> None:
