@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from workbench.distill.losses import (
+    FullForwardKL,
     FullRows,
     TopRows,
     cross_entropy,
@@ -175,7 +176,7 @@ def test_rows_times_vocabulary_never_exist(kind, source):
     head, target_head = (torch.nn.Linear(6, vocab_size, bias=False) for _ in range(2))
     target = FullRows(torch.randn(num_rows, 6), target_head)
     if source == "top":
-        target = top_rows(target.logprobs_RV(vocab_size), 3)
+        target = top_rows(target.logits_RV(vocab_size).log_softmax(-1), 3)
     kept = []
     with (
         TensorSizes() as sizes,
@@ -212,3 +213,24 @@ def test_weighted_means_of_parts_average_to_the_mean_of_the_whole():
     loss, weight = torch.randn(7), torch.rand(7)
     shares = [weighted_mean(loss[part], weight[part], weight.sum() / 2) for part in (slice(0, 3), slice(3, 7))]
     torch.testing.assert_close(torch.stack(shares).mean(), weighted_mean(loss, weight))
+
+
+@pytest.mark.parametrize("slice_logits", [1, 12, 1000])
+@pytest.mark.parametrize("cross_entropy_weight", [0.0, 0.3])
+def test_the_fused_divergence_is_the_plain_one(slice_logits, cross_entropy_weight, monkeypatch):
+    """Values and gradients, for rows in slices and a drafter with more tokens than its target."""
+    monkeypatch.setattr(FullForwardKL, "slice_logits", slice_logits)
+    generator = torch.Generator().manual_seed(0)
+    logits_RW = torch.randn((5, 8), generator=generator, dtype=torch.float64, requires_grad=True)
+    target_logits_RV = torch.randn((5, 6), generator=generator, dtype=torch.float64)
+    labels_R = torch.tensor([0, 5, 2, 2, 1])
+    loss_R, label_logprob_R = FullForwardKL.apply(logits_RW, target_logits_RV, labels_R, cross_entropy_weight)
+    logprobs_RV = logits_RW[:, :6].log_softmax(-1)
+    plain_R = divergence("forward_kl", logprobs_RV, target_logits_RV.log_softmax(-1))
+    plain_R = plain_R + cross_entropy_weight * cross_entropy(logprobs_RV, labels_R)
+    torch.testing.assert_close(loss_R, plain_R)
+    torch.testing.assert_close(label_logprob_R, -cross_entropy(logprobs_RV, labels_R))
+    slopes_R = torch.randn(5, generator=generator, dtype=torch.float64)
+    (own,) = torch.autograd.grad(loss_R, logits_RW, slopes_R)
+    (plain,) = torch.autograd.grad(plain_R, logits_RW, slopes_R)
+    torch.testing.assert_close(own, plain)

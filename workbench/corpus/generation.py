@@ -271,7 +271,8 @@ class _Batch:
             position_ids=positions,
             attention_mask=visible,
             use_cache=True,
-            logits_to_keep=1,
+            # An index, not a number: see `decode.engine.kept_rows`.
+            logits_to_keep=torch.tensor([ids.shape[1] - 1], device=ids.device),
             **{self.cache_keyword: self.cache},
         )
         return output.logits[:, -1]

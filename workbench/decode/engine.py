@@ -83,7 +83,7 @@ class Engine:
             attention_mask=mask_11RS,
             position_ids=positions_1R,
             use_cache=True,
-            logits_to_keep=num_kept,
+            logits_to_keep=kept_rows(ids_1R, num_kept),
             **{self._cache_name: cache},
             **more,
         )
@@ -95,6 +95,16 @@ class Engine:
             visible = torch.ones((size, size), dtype=torch.bool, device=self.device).tril()
             self._causal_TS = additive_mask(visible, self.dtype)
         return self._causal_TS[start:stop, :stop]
+
+
+def kept_rows(ids_1R: Tensor, num_kept: int) -> int | Tensor:
+    """`logits_to_keep` for the last rows of one sequence.
+
+    A slice of the hidden states has a stride that `linear` does not fold; it would copy the head's weights in every
+    pass (49,152 x 576 in bfloat16 on CPU: 240 ms instead of 8). Indexed rows are compact.
+    """
+    num_rows = ids_1R.shape[1]
+    return num_kept if num_kept == num_rows else torch.arange(num_rows - num_kept, num_rows, device=ids_1R.device)
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

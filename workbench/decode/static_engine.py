@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.decode.cache import KVCache, StaticKVCache
-from workbench.decode.engine import Engine
+from workbench.decode.engine import Engine, kept_rows
 from workbench.errors import WorkbenchError
 
 
@@ -56,7 +56,7 @@ class CompiledEngine(Engine):
             attention_mask=mask_11RS,
             position_ids=positions_1R,
             use_cache=True,
-            logits_to_keep=num_kept,
+            logits_to_keep=kept_rows(ids_1R, num_kept),
             **{self._cache_name: cache},
         ).logits
 

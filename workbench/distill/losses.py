@@ -8,7 +8,7 @@ L slot of a block.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,13 +37,13 @@ class FullRows:
         return [FullRows(part_RD, self.head) for part_RD in self.hidden_RD.split(num_rows)]
 
     @torch.no_grad()
-    def logprobs_RV(self, vocab_size: int) -> Tensor:
-        """Log-probabilities of every token."""
-        return self.head(self.hidden_RD)[:, :vocab_size].float().log_softmax(-1)
+    def logits_RV(self, vocab_size: int) -> Tensor:
+        """Logits of every token."""
+        return self.head(self.hidden_RD)[:, :vocab_size]
 
     def pair(self, logprobs_RV: Tensor) -> tuple[Tensor, Tensor]:
         """The log-probabilities of q and of p of every token."""
-        return logprobs_RV, self.logprobs_RV(logprobs_RV.shape[1])
+        return logprobs_RV, self.logits_RV(logprobs_RV.shape[1]).float().log_softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,56 @@ def divergence(kind: Divergence, logprobs_RX: Tensor, target_logprobs_RX: Tensor
     raise ValueError(f"{kind!r} is no divergence between distributions")
 
 
+class FullForwardKL(torch.autograd.Function):
+    """KL(p || q) plus weighted cross-entropy of whole rows of logits, and log q of the labels.
+
+    The same as `divergence` and `cross_entropy` with automatic gradients. Those read and write a dozen arrays of rows
+    times vocabulary, one after the other; this one takes rows that fit into a processor's cache through all of it and
+    keeps nothing but the gradient, q - p + w (q - label), in the logits' precision.
+    """
+
+    slice_logits = 1 << 21
+    """Logits of one slice: 8 MiB in float32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_RW: Tensor, target_logits_RV: Tensor, labels_R: Tensor, cross_entropy_weight: float
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and label log-probability of each row; the first V of the drafter's W tokens are the target's."""
+        vocab_size = target_logits_RV.shape[1]
+        num_rows = max(1, FullForwardKL.slice_logits // vocab_size)
+        gradient_RW = torch.empty_like(logits_RW)
+        gradient_RW[:, vocab_size:] = 0
+        parts = []
+        for start in range(0, len(labels_R), num_rows):
+            rows = slice(start, start + num_rows)
+            label_R1 = labels_R[rows, None]
+            log_q_RV = _at_least_float32(logits_RW[rows, :vocab_size]).log_softmax(-1)
+            log_p_RV = _at_least_float32(target_logits_RV[rows]).log_softmax(-1)
+            p_RV = log_p_RV.exp()
+            label_logprob_R1 = log_q_RV.gather(1, label_R1)
+            divergence_R1 = torch.linalg.vecdot(p_RV, log_p_RV.sub_(log_q_RV))[:, None]
+            loss_R1 = divergence_R1 - cross_entropy_weight * label_logprob_R1
+            slope_RV = log_q_RV.exp_().mul_(1 + cross_entropy_weight).sub_(p_RV)
+            slope_RV.scatter_add_(1, label_R1, torch.full_like(loss_R1, -cross_entropy_weight))
+            gradient_RW[rows, :vocab_size] = slope_RV
+            parts.append(torch.cat([loss_R1, label_logprob_R1], 1))
+        loss_R, label_logprob_R = torch.cat(parts).unbind(1)
+        ctx.save_for_backward(gradient_RW)
+        ctx.mark_non_differentiable(label_logprob_R)
+        return loss_R, label_logprob_R
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
+        """Gradient of the drafter's logits."""
+        (gradient_RW,) = ctx.saved_tensors
+        return gradient_RW * slopes[0][:, None].to(gradient_RW.dtype), None, None, None
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def row_losses(
     hidden_RD: Tensor,
     labels_R: Tensor,
@@ -138,7 +188,10 @@ def row_losses(
     """
 
     def of_chunk(hidden_RD: Tensor, target: TargetRows | None, labels_R: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs_RV = head(hidden_RD)[:, :vocab_size].float().log_softmax(-1)
+        logits_RV = head(hidden_RD)
+        if kind == "forward_kl" and isinstance(target, FullRows):
+            return FullForwardKL.apply(logits_RV, target.logits_RV(vocab_size), labels_R, cross_entropy_weight)
+        logprobs_RV = logits_RV[:, :vocab_size].float().log_softmax(-1)
         label_loss_R = cross_entropy(logprobs_RV, labels_R)
         if kind == "cross_entropy":
             return label_loss_R, -label_loss_R.detach()
