@@ -60,11 +60,11 @@ class PromptSource:
     """One source of prompts; several are mixed by weight."""
 
     prompts: str
-    """`problems` (the built-in generator), a hub dataset id, or a local .jsonl, .json or .parquet file."""
+    """`problems` or `instructions` (built-in generators), a hub dataset id, or a local .jsonl, .json or .parquet file."""
     field: str | None = None
-    """Name of the prompt's column; None: `problems` has its own, files are searched for the usual names."""
+    """Name of the prompt's column; None: generators have their own, files are searched for the usual names."""
     split: str = "train"
-    """Split of a hub dataset, or `train`/`test` of the generator."""
+    """Split of a hub dataset, or `train`/`test` of a generator."""
     config: str | None = None
     """Configuration name of a hub dataset."""
     weight: PositiveFloat = 1.0

@@ -59,14 +59,17 @@ def test_the_field_can_be_named(tmp_path):
         load_prompts(PromptSource(prompts=source.prompts, field="bodi"), 1, 0)
 
 
-def test_generator_splits_are_disjoint_and_seeded():
-    train = load_prompts(PromptSource(prompts="problems"), 50, seed=0)
-    test = load_prompts(PromptSource(prompts="problems", split="test"), 50, seed=0)
-    assert train == load_prompts(PromptSource(prompts="problems"), 50, seed=0)
+@pytest.mark.parametrize("name", ["problems", "instructions"])
+def test_generator_splits_are_disjoint_and_seeded(name):
+    train = load_prompts(PromptSource(prompts=name), 500, seed=0)
+    test = load_prompts(PromptSource(prompts=name, split="test"), 100, seed=0)
+    assert train == load_prompts(PromptSource(prompts=name), 500, seed=0)
+    assert train != load_prompts(PromptSource(prompts=name), 500, seed=1)
+    assert len({p.text for p in train}) == 500
     assert not {p.text for p in train} & {p.text for p in test}
-    assert all(prompt.reference for prompt in train)
+    assert all(bool(prompt.reference) == (name == "problems") for prompt in train)
     with pytest.raises(WorkbenchError, match="'dev'"):
-        load_prompts(PromptSource(prompts="problems", split="dev"), 1, 0)
+        load_prompts(PromptSource(prompts=name, split="dev"), 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_generator_splits_are_disjoint_and_seeded():
         ("number.jsonl", '{"question": 3}\n', "row 1: field 'question' holds int"),
         ("object.json", '{"a": 1}', "hold no list"),
         ("bad.parquet", "no parquet", "cannot be read"),
-        ("folder/too/deep", None, "neither 'problems', nor a file"),
+        ("folder/too/deep", None, "neither 'problems' or 'instructions', nor a file"),
     ],
 )
 def test_bad_sources_are_one_line(tmp_path, monkeypatch, name, content, message):

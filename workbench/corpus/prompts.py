@@ -1,4 +1,4 @@
-"""Prompts from the built-in generator, from a data set of the hub, or from a local file."""
+"""Prompts from the built-in generators, from a data set of the hub, or from a local file."""
 
 import json
 import random
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.corpus.instructions import generate_instructions
 from workbench.corpus.problems import generate_problems
 from workbench.errors import WorkbenchError
 from workbench.recipe import PromptSource
 
-GENERATOR = "problems"
-"""Name of the built-in generator among the sources."""
+PROBLEMS, INSTRUCTIONS = "problems", "instructions"
+GENERATED = {PROBLEMS: "generated word problems", INSTRUCTIONS: "generated instructions"}
+"""The built-in generators, by their names among the sources, and what they write."""
 PROMPT_FIELDS = ("question", "problem", "prompt", "instruction", "turns", "messages", "text")
 """Columns that are taken for the prompt where a source names none, in this order."""
 REFERENCE_FIELDS = ("answer", "solution", "reference")
@@ -45,20 +47,20 @@ def load_prompts(source: PromptSource, count: int, seed: int) -> list[Prompt]:
     Args:
         source: Where from.
         count: How many.
-        seed: Of the generator's problems; data sets and files keep their order.
+        seed: Of a generator; data sets and files keep their order.
 
     Raises:
         WorkbenchError: the source cannot be read, or no column holds prompts.
     """
-    if source.prompts == GENERATOR:
+    if source.prompts in GENERATED:
         return _generated_prompts(source, count, seed)
     rows = _read_rows(source)
     return [_row_prompt(source, index, rows[index]) for index in range(min(count, len(rows)))]
 
 
 def shuffled_prompts(source: PromptSource, count: int, seed: int) -> Iterator[Prompt]:
-    """All prompts of a data set or file in random order, or `count` of the generator's."""
-    if source.prompts == GENERATOR:
+    """All prompts of a data set or file in random order, or `count` of a generator's."""
+    if source.prompts in GENERATED:
         yield from _generated_prompts(source, count, seed)
         return
     rows = _read_rows(source)
@@ -70,9 +72,13 @@ def shuffled_prompts(source: PromptSource, count: int, seed: int) -> Iterator[Pr
 
 def _generated_prompts(source: PromptSource, count: int, seed: int) -> list[Prompt]:
     if source.split not in ("train", "test"):
-        raise WorkbenchError(f"split of {GENERATOR} is {source.split!r}: the generator has 'train' and 'test'")
-    problems = generate_problems("train" if source.split == "train" else "test", seed, count)
-    return [Prompt(problem.question, (problem.question,), GENERATOR, problem.answer) for problem in problems]
+        raise WorkbenchError(f"split of {source.prompts} is {source.split!r}: the generator has 'train' and 'test'")
+    split = "train" if source.split == "train" else "test"
+    if source.prompts == INSTRUCTIONS:
+        texts = generate_instructions(split, seed, count)
+        return [Prompt(text, (text,), INSTRUCTIONS, None) for text in texts]
+    problems = generate_problems(split, seed, count)
+    return [Prompt(problem.question, (problem.question,), PROBLEMS, problem.answer) for problem in problems]
 
 
 def _read_rows(source: PromptSource) -> Sequence[dict[str, Any]] | Any:
@@ -84,7 +90,7 @@ def _read_rows(source: PromptSource) -> Sequence[dict[str, Any]] | Any:
         rows = _read_hub(source)
     else:
         raise WorkbenchError(
-            f"prompts {source.prompts} are neither '{GENERATOR}', nor a file ({', '.join(_FILE_SUFFIXES)}), "
+            f"prompts {source.prompts} are neither '{PROBLEMS}' or '{INSTRUCTIONS}', nor a file ({', '.join(_FILE_SUFFIXES)}), "
             "nor a data set of the hub (org/name)"
         )
     if not len(rows):
@@ -94,7 +100,9 @@ def _read_rows(source: PromptSource) -> Sequence[dict[str, Any]] | Any:
 
 def _read_file(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
-        raise WorkbenchError(f"prompts {path} do not exist: give a file, '{GENERATOR}' or a data set of the hub")
+        raise WorkbenchError(
+            f"prompts {path} do not exist: give a file, '{PROBLEMS}', '{INSTRUCTIONS}' or a data set of the hub"
+        )
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet  # takes a fifth of a second that other sources need not wait for

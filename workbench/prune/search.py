@@ -37,7 +37,7 @@ from workbench.recipe import Recipe
 from workbench.targets import choose_device, load_target
 
 SEARCH_FILE = "search.json"
-STUDY_SHARE, HEALING_SHARE = 0.25, 0.65
+STUDY_SHARE, HEALING_SHARE = 0.25, 0.7
 """Shares of `max_minutes` after which no trial and no healing starts; the rest is for decoding."""
 DECODING_SHARE = 0.85
 """Share after which the finalists decode no further prompt where the winner's settings are searched for as well."""

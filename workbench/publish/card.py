@@ -12,6 +12,7 @@ import jinja2
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
+from workbench.corpus.prompts import GENERATED
 from workbench.files import read_json
 from workbench.validate.methods import CANDIDATE
 from workbench.validate.table import render_estimate, render_hit_rate, render_losslessness, value_of
@@ -240,9 +241,7 @@ def _hardware(hardware: dict[str, Any]) -> str:
 
 
 def _source_name(prompts: str) -> str:
-    return (
-        "generated word problems" if prompts == "problems" else prompts if _is_hub_id(prompts) else Path(prompts).name
-    )
+    return GENERATED.get(prompts) or (prompts if _is_hub_id(prompts) else Path(prompts).name)
 
 
 def _is_hub_id(name: str) -> bool:

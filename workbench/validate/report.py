@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from workbench.console import console
-from workbench.corpus.prompts import GENERATOR
+from workbench.corpus.prompts import GENERATED
 from workbench.files import read_json, write_text
 from workbench.validate import figures
 from workbench.validate.table import (
@@ -423,11 +423,10 @@ def _outlook(distillation: dict[str, Any]) -> str:
 def _source(validation: dict[str, Any], suite: str) -> str:
     options = validation["options"]["validate"]
     source = next(entry["source"]["prompts"] for entry in options["suites"] if entry["name"] == suite)
-    source = "the generator of word problems" if source == GENERATOR else source
     cells = [cells[suite] for cells in validation["methods"].values()]
     most = max(cell["num_prompts"] for cell in cells)
     return (
-        f"{most} prompts from {source}, {cells[0]['num_timed_prompts']} of them timed "
+        f"{most} prompts from {GENERATED.get(source, source)}, {cells[0]['num_timed_prompts']} of them timed "
         f"{options['repetitions']} times, up to {options['max_new_tokens']} tokens each"
     )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.console import progress
-from workbench.corpus.prompts import GENERATOR, Prompt, load_prompts
+from workbench.corpus.prompts import PROBLEMS, Prompt, load_prompts
 from workbench.decode import build_decoder
 from workbench.decode.decoder import context_length
 from workbench.errors import WorkbenchError
@@ -14,7 +14,7 @@ from workbench.recipe import DecodeOptions, PromptSource, Suite
 from workbench.targets import Target
 
 PUBLIC_SUITES: dict[str, PromptSource] = {
-    "problems": PromptSource(prompts=GENERATOR, split="test"),
+    "problems": PromptSource(prompts=PROBLEMS, split="test"),
     "gsm8k": PromptSource(prompts="openai/gsm8k", config="main", split="test", field="question"),
     "math500": PromptSource(prompts="HuggingFaceH4/MATH-500", split="test", field="problem"),
     "aime24": PromptSource(prompts="HuggingFaceH4/aime_2024", split="train", field="problem"),
