@@ -60,7 +60,7 @@ class PromptSource:
     """One source of prompts; several are mixed by weight."""
 
     prompts: str
-    """`problems` or `instructions` (built-in generators), a hub dataset id, or a local .jsonl, .json or .parquet file."""
+    """`problems` or `instructions` (both generated), a hub dataset id, or a local .jsonl, .json or .parquet file."""
     field: str | None = None
     """Name of the prompt's column; None: generators have their own, files are searched for the usual names."""
     split: str = "train"

@@ -90,8 +90,8 @@ def _read_rows(source: PromptSource) -> Sequence[dict[str, Any]] | Any:
         rows = _read_hub(source)
     else:
         raise WorkbenchError(
-            f"prompts {source.prompts} are neither '{PROBLEMS}' or '{INSTRUCTIONS}', nor a file ({', '.join(_FILE_SUFFIXES)}), "
-            "nor a data set of the hub (org/name)"
+            f"prompts {source.prompts} are neither '{PROBLEMS}' or '{INSTRUCTIONS}', nor a file "
+            f"({', '.join(_FILE_SUFFIXES)}), nor a data set of the hub (org/name)"
         )
     if not len(rows):
         raise WorkbenchError(f"prompts {source.prompts} hold no rows")

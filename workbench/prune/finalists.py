@@ -27,7 +27,7 @@ from workbench.validate.timing import Job, Measurement, interleaved_jobs, measur
 
 PLAIN = "autoregressive"
 """Name of plain decoding among the candidates."""
-CALIBRATION_PROMPTS = 8
+CALIBRATION_PROMPTS = 6
 """Held-out prompts that calibrate every candidate; none of them is measured."""
 PLAIN_PROMPTS = 12
 """Prompts that plain decoding, slow and steady, decodes for the speedup; so many are decoded however late it is."""
