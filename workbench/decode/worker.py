@@ -32,7 +32,7 @@ LATE_S = 2.0
 HUNG_S = 20.0
 """A worker that has been silent for this long is ended."""
 START_S = 300.0
-"""Loading the drafter may take this long."""
+"""Loading the drafter may take this long, and so may compiling a pass."""
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ class WorkerDrafts:
         self.num_failures = 0
         self._sequence = 0
         self._silent_since_s: float | None = None
+        # The first pass of each shape is compiled, which takes longer than any sound pass.
+        self._hung_s = START_S if settings.engine == "compiled" else HUNG_S
         # A server that has imported the libraries once forks the workers: they start in a tenth of the time.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
@@ -119,7 +121,7 @@ class WorkerDrafts:
                     self._silent_since_s = None
                     return draft
         self._silent_since_s = silent_since_s
-        if time.monotonic() - silent_since_s > HUNG_S:
+        if time.monotonic() - silent_since_s > self._hung_s:
             logger.warning("the drafter process does not answer; decoding goes on without drafts")
             self.close()
         return self._without_draft()

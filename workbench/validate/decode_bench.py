@@ -27,6 +27,8 @@ from workbench.validate.suites import load_suites
 from workbench.validate.timing import Job, Measurement, measure_generation, measure_preparation
 
 FILE_NAME = "bench-decode.json"
+MOST_WARM_UPS = 4
+"""Generations of a row before the clock starts, at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +83,11 @@ def bench_decode(
 
             def prepare(row: Row = row) -> Decoder:
                 decoder = stack.enter_context(_build(row, target, drafter_folder, recipe.decode))
-                # One generation compiles or captures what the row needs.
-                decoder.generate(prompts[0], recipe.validate.max_new_tokens)
+                # Generations compile or capture what the row needs; meanwhile rounds go on without drafts.
+                for _ in range(MOST_WARM_UPS):
+                    generation = decoder.generate(prompts[0], recipe.validate.max_new_tokens)
+                    if not generation.statistics.num_failures:
+                        break
                 return decoder
 
             decoders[row.name], warm_up_s[row.name] = measure_preparation(prepare)
@@ -149,6 +154,8 @@ def _cell(
         "verify_ms": summary.verify_ms,
         "packed_ms": summary.packed_ms,
         "warm_up_s": warm_up_s,
+        "failed_round_share": sum(run.num_failures for of_prompt in runs for run in of_prompt)
+        / max(1, sum(len(of_run) for of_run in rounds)),
         "identical": all(run.token_ids == reference[i] for i, of_prompt in enumerate(runs) for run in of_prompt),
     }
 
@@ -160,7 +167,7 @@ def _median_speed(runs: Sequence[Measurement]) -> float:
 
 def _render(cells: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="Decoding, end to end, medians over prompts with 95 % intervals")
-    for column in ("decoder", "tokens/s", "speedup", "acceptance length", "hits", "round ms", "warm-up s", "identical"):
+    for column in ("decoder", "tokens/s", "speedup", "acceptance length", "hits", "no draft", "round ms", "warm-up s", "identical"):
         table.add_column(column, justify="left" if column == "decoder" else "right")
     for cell in cells:
         table.add_row(
@@ -169,6 +176,7 @@ def _render(cells: Sequence[dict[str, Any]]) -> Table:
             _interval(cell["speedup"], 2),
             f"{cell['acceptance_length']['mean']:.2f}",
             f"{cell['hit_rate']:.2f}",
+            f"{cell['failed_round_share']:.2f}",
             f"{cell['round_ms']:.1f}",
             f"{cell['warm_up_s']:.0f}",
             "yes" if cell["identical"] else "no",
