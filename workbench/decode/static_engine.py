@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 
 
 class CompiledEngine(Engine):
-    """Passes of few rows run through torch.compile with static shapes; long ones (prefill) run eagerly.
+    """Passes of few rows run through torch.compile with static shapes; prefill and long ones run eagerly.
 
     Each distinct (rows, capacity) pair is compiled once, at its first use.
     """
@@ -40,7 +40,8 @@ class CompiledEngine(Engine):
         cache.slots = torch.arange(cache.length, cache.length + num_rows, device=self.device)
         full_mask_RS = mask_RS.new_full((num_rows, cache.capacity), float("-inf"))
         full_mask_RS[:, :num_keys] = mask_RS
-        run = self._run_static if num_rows <= self.max_compiled_rows else self.step
+        comes_again = cache.length and num_rows <= self.max_compiled_rows  # unlike a prompt's length
+        run = self._run_static if comes_again else self.step
         return run(ids_1R, positions_1R, full_mask_RS[None, None], cache, num_kept)[0]
 
     def _run_static(
@@ -62,7 +63,7 @@ class CompiledEngine(Engine):
 
 
 class CudaGraphEngine(CompiledEngine):
-    """Passes of few rows replay a CUDA graph; long ones (prefill) run eagerly.
+    """Passes of few rows replay a CUDA graph; prefill and long ones run eagerly.
 
     A graph reads and writes fixed addresses, so graphs belong to one cache: the engine hands out the same cache again,
     emptied, and captures anew only when its capacity grew.

@@ -167,7 +167,17 @@ def _median_speed(runs: Sequence[Measurement]) -> float:
 
 def _render(cells: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="Decoding, end to end, medians over prompts with 95 % intervals")
-    for column in ("decoder", "tokens/s", "speedup", "acceptance length", "hits", "no draft", "round ms", "warm-up s", "identical"):
+    for column in (
+        "decoder",
+        "tokens/s",
+        "speedup",
+        "acceptance length",
+        "hits",
+        "no draft",
+        "round ms",
+        "warm-up s",
+        "identical",
+    ):
         table.add_column(column, justify="left" if column == "decoder" else "right")
     for cell in cells:
         table.add_row(
