@@ -18,8 +18,7 @@ def test_every_template_and_every_word_is_used():
 
 
 def test_two_topics_differ():
-    links = [line for line in generate_instructions("train", 0, 3000) if line.startswith("Is there a link between")]
+    text = "\n".join(generate_instructions("train", 0, 3000))
+    links = re.findall(r"^Is there a link between (.+?) and (.+?)\?", text, re.MULTILINE)
     assert links
-    for line in links:
-        one, other = re.match(r"Is there a link between (.+?) and (.+?)\?", line).groups()
-        assert one != other
+    assert all(one != other for one, other in links)
