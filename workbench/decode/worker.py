@@ -75,7 +75,7 @@ class WorkerDrafts:
         self._silent_since_s: float | None = None
         # The first pass of each shape is compiled, which takes longer than any sound pass.
         self._hung_s = START_S if settings.engine == "compiled" else HUNG_S
-        # A server that has imported the libraries once forks the workers: they start in a tenth of the time.
+        # A server that has imported the libraries once forks the workers: they start in a fifth of the time.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         self._connection, theirs = context.Pipe()

@@ -116,7 +116,7 @@ class Workforce:
 
     def _running_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            # Forked by a server that has imported the libraries once: workers start in a tenth of the time.
+            # Forked by a server that has imported the libraries once: workers start in a fifth of the time.
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
             threads = max(1, (os.cpu_count() or 1) // self.num_workers)
