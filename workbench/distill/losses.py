@@ -41,9 +41,14 @@ class FullRows:
         """Logits of every token."""
         return self.head(self.hidden_RD)[:, :vocab_size]
 
+    @torch.no_grad()
+    def logprobs_RV(self, vocab_size: int) -> Tensor:
+        """Log-probabilities of every token."""
+        return self.logits_RV(vocab_size).float().log_softmax(-1)
+
     def pair(self, logprobs_RV: Tensor) -> tuple[Tensor, Tensor]:
         """The log-probabilities of q and of p of every token."""
-        return logprobs_RV, self.logits_RV(logprobs_RV.shape[1]).float().log_softmax(-1)
+        return logprobs_RV, self.logprobs_RV(logprobs_RV.shape[1])
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,7 @@ def response_lengths(corpus: Corpus) -> list[int]:
 
 def keep_top(rows: FullRows, top_k: int, vocab_size: int) -> TopRows:
     """The `top_k` most probable tokens of each row, and the mass of all others."""
-    logprobs_RV = rows.logits_RV(vocab_size).float().log_softmax(-1)
+    logprobs_RV = rows.logprobs_RV(vocab_size)
     logprobs_RK, ids_RK = logprobs_RV.topk(top_k)
     rest_R = logprobs_RV.scatter_(1, ids_RK, -torch.inf).logsumexp(-1)
     return TopRows(ids_RK, logprobs_RK, rest_R.clamp_min(LEAST_LOGPROB))
