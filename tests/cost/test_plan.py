@@ -262,6 +262,24 @@ def test_a_smaller_drafter_for_a_larger_target(tmp_path):
     assert result["speedups"][0]["draft_share"] < 0.5
 
 
+@pytest.mark.parametrize(
+    ("name", "target", "drafter"),
+    [
+        ("qwen3-8b-d3d-8b", "Qwen3-8B", "Qwen3-8B"),
+        ("qwen3-8b-d3d-1.7b", "Qwen3-8B", "Qwen3-1.7B"),
+        ("qwen3-8b-d3d-31l", "Qwen3-8B", "Qwen3-8B"),
+        ("qwen3-32b-d3d-8b", "Qwen3-32B", "Qwen3-8B"),
+        ("qwen3-32b-d3d-1.7b", "Qwen3-32B", "Qwen3-1.7B"),
+        ("qwen3-32b-d3d-31l", "Qwen3-32B", "Qwen3-8B"),
+    ],
+)
+def test_shipped_recipes_are_planned_without_weights(name, target, drafter):
+    result = answer(ask(load_recipe(name), None, None, None, H200, None))
+    assert (result["target"]["name"], result["drafter"]["name"]) == (target, drafter)
+    assert [cost["num_devices"] for cost in result["training"]] == [1, 8]
+    assert all(cost["hours"] > 0 for cost in result["training"])
+
+
 def test_the_recipes_own_corpus_and_throughput_are_used(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "measure_passes", lambda *arguments: [])
     recipe = load_recipe("quickstart", ["--runs", str(tmp_path)])

@@ -11,6 +11,7 @@ from workbench.corpus.generation import generate_responses
 from workbench.corpus.selection import SelectedPrompt
 from workbench.corpus.server import connect
 from workbench.errors import WorkbenchError
+from workbench.packing import pack_linears
 from workbench.recipe import Recipe
 from workbench.targets import (
     encode_prompt,
@@ -65,10 +66,11 @@ def choose_num_workers(num_cores: int, is_on_cpu: bool) -> int:
 def _local_author(recipe: Recipe) -> Author:
     options = recipe.corpus
     target = load_target(recipe.target, dtype=options.dtype)
+    model = pack_linears(target.model)
 
     def write(prompts: Sequence[SelectedPrompt], on_finished: Callable[[int, int], None]) -> list[list[int]]:
         return generate_responses(
-            target.model,
+            model,
             [item.prompt_ids for item in prompts],
             options.max_new_tokens,
             target.stop_ids,

@@ -10,6 +10,7 @@ from workbench.cost.devices import MeasuredPass
 from workbench.cost.shapes import ModelShape
 from workbench.decode.costs import measure_pass_s
 from workbench.decode.engine import Engine
+from workbench.decode.static_engine import build_engine
 from workbench.validate.machine import num_cores
 
 ROWS = (1, 8, 16, 32, 64, 128)
@@ -52,4 +53,4 @@ def _build_engine(shape: ModelShape, value_bytes: int) -> Engine:
         tie_word_embeddings=shape.is_tied,
     )
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if value_bytes == 2 else torch.float32)
-    return Engine(model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), _MAX_ROWS)
+    return build_engine("eager", model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), _MAX_ROWS)

@@ -5,6 +5,7 @@ Dimensions: R row of a pass, T token with a feature, F width of a feature, L slo
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from workbench.decode.sampling import SamplingSettings, target_probabilities
 from workbench.decode.sources import NoDrafts
 from workbench.drafter.dflash import DFlashDrafter, hidden_features, load_dflash
 from workbench.errors import WorkbenchError
+from workbench.packing import pack_linears
 from workbench.recipe import DecodeOptions
 from workbench.targets import Target
 
@@ -125,5 +127,7 @@ def build_dflash_drafts(target: Target, folder: Path, options: DecodeOptions, ma
             f"{folder} reads the target's hidden states, which the {options.engine} engine does not keep: use "
             "decode.engine eager, or leave dflash out of validate.methods"
         )
+    target = replace(target, model=pack_linears(target.model))  # the drafter borrows the head
     drafter = load_dflash(folder, target, options.drafter_dtype)
-    return DFlashDrafts(drafter, HiddenStateEngine(target.model, max_rows, drafter.spec.target_layer_ids))
+    engine = HiddenStateEngine(target.model, max_rows, drafter.spec.target_layer_ids)
+    return DFlashDrafts(replace(drafter, model=pack_linears(drafter.model)), engine)

@@ -11,6 +11,7 @@ from torch import Tensor
 from workbench.decode.cache import KVCache, StaticKVCache
 from workbench.decode.engine import Engine, kept_rows
 from workbench.errors import WorkbenchError
+from workbench.packing import pack_linears
 
 
 class CompiledEngine(Engine):
@@ -132,4 +133,4 @@ def build_engine(name: str, model: Any, max_rows: int) -> Engine:
         if model.device.type != "cuda":
             raise WorkbenchError("decode.engine is cuda_graphs, but the model is on the CPU: use eager or compiled")
         return CudaGraphEngine(model, max_rows)
-    return {"eager": Engine, "compiled": CompiledEngine}[name](model, max_rows)
+    return CompiledEngine(model, max_rows) if name == "compiled" else Engine(pack_linears(model), max_rows)

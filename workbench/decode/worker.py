@@ -7,7 +7,6 @@ the output: the decoder goes on without drafts and counts the rounds.
 
 import contextlib
 import logging
-import multiprocessing
 import multiprocessing.connection
 import os
 import signal
@@ -26,6 +25,7 @@ from workbench.decode.sampling import SamplingSettings
 from workbench.decode.static_engine import build_engine
 from workbench.drafter.model import load_drafter
 from workbench.errors import WorkbenchError
+from workbench.processes import forking_context
 
 LATE_S = 2.0
 """A draft that is this late is not waited for: the round goes on without one."""
@@ -75,9 +75,7 @@ class WorkerDrafts:
         self._silent_since_s: float | None = None
         # The first pass of each shape is compiled, which takes longer than any sound pass.
         self._hung_s = START_S if settings.engine == "compiled" else HUNG_S
-        # A server that has imported the libraries once forks the workers: they start in a fifth of the time.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context = forking_context()
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, settings), daemon=True, name="drafter")
         self._process.start()

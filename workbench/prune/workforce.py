@@ -22,6 +22,7 @@ import torch
 from workbench.console import console
 from workbench.corpus.responses import load_corpus
 from workbench.errors import WorkbenchError
+from workbench.processes import forking_context
 from workbench.prune.encoding import LayerSet
 from workbench.prune.scoring import BlockScorer
 from workbench.prune.storage import Claim, open_storage, requeue_abandoned
@@ -116,13 +117,10 @@ class Workforce:
 
     def _running_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            # Forked by a server that has imported the libraries once: workers start in a fifth of the time.
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([__name__])
             threads = max(1, (os.cpu_count() or 1) // self.num_workers)
             self._pool = ProcessPoolExecutor(
                 self.num_workers,
-                mp_context=context,
+                mp_context=forking_context(),
                 initializer=_begin_worker,
                 initargs=(self.settings, threads),
             )
