@@ -11,9 +11,10 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.files import read_json, write_json, write_text
+from workbench.outlook import render_outlook
 from workbench.recipe import Recipe
 from workbench.result_tables import SECTIONS, render_rounds, render_table
-from workbench.validate.figures import draw_speedups
+from workbench.validate.figures import draw_learning_curve, draw_speedups
 from workbench.validate.table import render_estimate, render_hit_rate, render_layers, render_losslessness, value_of
 
 MEASUREMENTS = Path("docs/measurements")
@@ -35,18 +36,19 @@ _FILES = {
     "overlap.json": "overlap.json",
     "delay-injection.json": "delay-injection.json",
     "delay-injection.svg": "delay-injection.svg",
+    "plan.json": "plan.json",
 }
 """Name in `docs/measurements/<recipe>/`, place in the run folder."""
 
 
 def record(recipe: Recipe, measurements: Path = MEASUREMENTS) -> Path:
-    """Copies what a run has measured; what it has not measured stays as it was recorded before.
+    """Copies what a run has measured or planned; what it has not stays as it was recorded before.
 
     Raises:
-        WorkbenchError: the run was never validated.
+        WorkbenchError: the run was neither validated nor planned.
     """
-    if not (recipe.run_folder / "validation.json").is_file():
-        raise WorkbenchError(f"{recipe.run_folder} holds no validation.json: run the recipe first")
+    if not any((recipe.run_folder / name).is_file() for name in ("validation.json", "plan.json")):
+        raise WorkbenchError(f"{recipe.run_folder} holds no validation.json and no plan.json: run the recipe first")
     folder = measurements / recipe.name
     for name, place in _FILES.items():
         source = recipe.run_folder / place
@@ -83,19 +85,29 @@ def write_results(measurements: Path = MEASUREMENTS, page: Path = PAGE, readme: 
     for folder in folders:
         validation = read_json(folder / "validation.json")
         write_text(folder / "speedups.svg", draw_speedups(_suites(validation), validation["methods"]))
-    write_text(page, render_page(folders))
+        if (report := _learning_curve(folder)) is not None:
+            write_text(folder / "learning-curve.svg", draw_learning_curve(report["curve"], report["forecasts"]))
+    planned = sorted({*folders, *(path.parent for path in measurements.glob("*/plan.json"))})
+    write_text(page, render_page(folders, render_outlook(planned)))
     write_text(readme, replace_section(readme, render_summary(folders)))
 
 
-def render_page(folders: Sequence[Path]) -> str:
-    """The whole page."""
+def _learning_curve(folder: Path) -> dict[str, Any] | None:
+    """The report of a training with enough validations to draw."""
+    path = folder / "distill.json"
+    report = read_json(path) if path.is_file() else {"curve": []}
+    return report if len(report["curve"]) > 2 else None
+
+
+def render_page(folders: Sequence[Path], outlook: Sequence[str]) -> str:
+    """The whole page, `outlook` at its end."""
     parts = [
         "# Results",
         "Written by `make results` from the JSON files in `docs/measurements/`, which `make record RECIPE=<name>` took "
         "from runs. Speedups are decode speed over plain decoding of the same target by the same engine on the same "
         "prompts, with 95 % intervals; [validation.md](validation.md) says how they are measured.",
     ]
-    return "\n\n".join(parts + [_render_recipe(folder) for folder in folders]) + "\n"
+    return "\n\n".join([*parts, *(_render_recipe(folder) for folder in folders), *outlook]) + "\n"
 
 
 def render_summary(folders: Sequence[Path]) -> str:
@@ -152,6 +164,8 @@ def _render_recipe(folder: Path) -> str:
     for name, render in SECTIONS.items():
         if (folder / name).is_file():
             parts.append(render(read_json(folder / name)))
+    if _learning_curve(folder) is not None:
+        parts.append(f"![learning curve]({MEASUREMENTS.name}/{folder.name}/learning-curve.svg)")
     if (folder / "delay-injection.svg").is_file():
         parts += [
             "Delay injection: the drafter's passes slowed by an artificial delay. A round stays as long as its longer "
