@@ -143,8 +143,8 @@ class FullForwardKL(torch.autograd.Function):
         for start in range(0, len(labels_R), num_rows):
             rows = slice(start, start + num_rows)
             label_R1 = labels_R[rows, None]
-            log_q_RV = _at_least_float32(logits_RW[rows, :vocab_size]).log_softmax(-1)
-            log_p_RV = _at_least_float32(target_logits_RV[rows]).log_softmax(-1)
+            log_q_RV = logits_RW[rows, :vocab_size].float().log_softmax(-1)
+            log_p_RV = target_logits_RV[rows].float().log_softmax(-1)
             p_RV = log_p_RV.exp()
             label_logprob_R1 = log_q_RV.gather(1, label_R1)
             divergence_R1 = torch.linalg.vecdot(p_RV, log_p_RV.sub_(log_q_RV))[:, None]
@@ -163,10 +163,6 @@ class FullForwardKL(torch.autograd.Function):
         """Gradient of the drafter's logits."""
         (gradient_RW,) = ctx.saved_tensors
         return gradient_RW * slopes[0][:, None].to(gradient_RW.dtype), None, None, None
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
 
 
 def row_losses(
