@@ -31,6 +31,9 @@ CALIBRATION_PROMPTS = 6
 """Held-out prompts that calibrate every candidate; none of them is measured."""
 PLAIN_PROMPTS = 12
 """Prompts that plain decoding, slow and steady, decodes for the speedup; so many are decoded however late it is."""
+CONTROL_PROMPTS = 24
+"""Prompts that the unpruned drafter with the same extra training decodes: it decides nothing, so the time is rather
+spent on the interval that does."""
 WARM_PROMPTS = 2
 
 
@@ -107,13 +110,14 @@ def measure_candidates(
     for candidate in candidates:
         if not (candidate.folder / CALIBRATION_FILE).is_file():
             calibrate(target, candidate.folder, prompts[:num_calibration], recipe.decode, max_new_tokens)
-    by_name = _decode(candidates, target, prompts[num_calibration:], recipe, deadline_s)
     control = next((c.name for c in candidates if not c.dropped and c.heal_steps), None)
+    by_name = _decode(candidates, control, target, prompts[num_calibration:], recipe, deadline_s)
     return [_result(candidate, candidates[0].name, control, by_name) for candidate in candidates]
 
 
 def _decode(
     candidates: Sequence[Candidate],
+    control: str | None,
     target: Target,
     prompts: Sequence[Sequence[int]],
     recipe: Recipe,
@@ -122,6 +126,7 @@ def _decode(
     """Measurements by name and prompt."""
     names = [candidate.name for candidate in candidates]
     jobs = interleaved_jobs({"held-out": len(prompts)}, PLAIN_PROMPTS, 1, [*names, PLAIN], names, recipe.seed)
+    jobs = [job for job in jobs if job.method != control or job.prompt < CONTROL_PROMPTS]
     measured: dict[str, dict[int, Measurement]] = {name: {} for name in [*names, PLAIN]}
 
     def measure(decoder: Any, job: Job) -> Measurement:
@@ -177,16 +182,12 @@ def _result(
 
     rounds = [entry for measurement in own.values() for entry in measurement.rounds]
     overheads = [r["round_s"] - max(r["verify_s"], r["packed_s"]) - r["draft_s"] for r in rounds]
-    counts = {name: _emitted_and_rounds(by_name[name]) for name in {candidate.name, reference, control} - {None}}
-    emitted, num_rounds = map(sum, zip(*counts[candidate.name], strict=True))
     return Result(
         candidate=candidate,
         num_prompts=len(own),
-        acceptance_length=emitted / num_rounds,
-        retained=retained_acceptance_decoded(counts[candidate.name], counts[reference]),
-        retained_same_training=retained_acceptance_decoded(counts[candidate.name], counts[control])
-        if control
-        else None,
+        acceptance_length=sum(entry["num_emitted"] for entry in rounds) / len(rounds),
+        retained=_retained(own, by_name[reference]),
+        retained_same_training=_retained(own, by_name[control]) if control else None,
         speedup=speed_ratio(PLAIN),
         speed_gain=speed_ratio(reference),
         hit_share=sum(r["outcome"].startswith("hit") for r in rounds) / len(rounds),
@@ -196,12 +197,15 @@ def _result(
     )
 
 
-def _emitted_and_rounds(measurements: dict[int, Measurement]) -> list[tuple[int, int]]:
-    """Per prompt: tokens that rounds emitted, and rounds."""
-    return [
-        (sum(entry["num_emitted"] for entry in measurement.rounds), len(measurement.rounds))
-        for _, measurement in sorted(measurements.items())
-    ]
+def _retained(own: dict[int, Measurement], base: dict[int, Measurement]) -> Estimate:
+    """Acceptance length over that of another drafter, on the prompts that both decoded."""
+    prompts = sorted(own.keys() & base.keys())
+
+    def emitted_and_rounds(measurements: dict[int, Measurement]) -> list[tuple[int, int]]:
+        rounds = [measurements[prompt].rounds for prompt in prompts]
+        return [(sum(entry["num_emitted"] for entry in own_rounds), len(own_rounds)) for own_rounds in rounds]
+
+    return retained_acceptance_decoded(emitted_and_rounds(own), emitted_and_rounds(base))
 
 
 def _identical_share(own: dict[int, Measurement], *others: dict[int, Measurement]) -> float:
