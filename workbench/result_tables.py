@@ -14,15 +14,23 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def render_rounds(validation: dict[str, Any], suite: str) -> str:
     """Where the milliseconds of a round go."""
-    cells = {method: cells[suite].get("round_ms") for method, cells in validation["methods"].items()}
     rows = [
-        [method, *(f"{parts[name]['median']:.1f}" for name in ("round", "verify", "draft", "packed"))]
-        for method, parts in cells.items()
-        if parts
+        [
+            method,
+            *(f"{cells[suite]['round_ms'][name]['median']:.1f}" for name in ("round", "verify", "draft", "packed")),
+            *(_render_anchor(cells[suite], name) for name in ("anchored", "masked")),
+        ]
+        for method, cells in validation["methods"].items()
+        if cells[suite].get("round_ms")
     ]
-    return (
-        render_table(["method", "round ms (median)", "verification", "draft pass", "packed pass"], rows) if rows else ""
-    )
+    header = ["method", "round ms (median)", "verification", "draft pass", "packed pass"]
+    return render_table([*header, "tokens, anchored blocks", "tokens, masked anchors"], rows) if rows else ""
+
+
+def _render_anchor(cell: dict[str, Any], name: str) -> str:
+    """Acceptance length of the rounds with such blocks."""
+    entry = cell.get("acceptance_by_anchor", {}).get(name)
+    return render_estimate(entry["acceptance_length"]) if entry else "-"
 
 
 def _render_distillation(report: dict[str, Any]) -> str:

@@ -74,6 +74,16 @@ def test_a_rounds_outcome_is_about_what_the_round_before_accepted():
     }
 
 
+def test_blocks_that_did_not_know_their_anchor_are_counted_apart():
+    first = [entry(3, outcome="hit_masked"), entry(1, outcome="hit_anchored"), entry(0, outcome="none", draft_length=0)]
+    lengths = summary.acceptance_by_anchor([first, [entry(2, outcome="miss_count")]], seed=0)
+    assert lengths["masked"]["num_rounds"] == 1
+    assert lengths["masked"]["acceptance_length"]["mean"] == 4
+    assert lengths["anchored"]["num_rounds"] == 2
+    assert lengths["anchored"]["acceptance_length"]["mean"] == pytest.approx(2.5)
+    assert "masked" not in summary.acceptance_by_anchor([[entry(2, outcome="none")]], seed=0)
+
+
 def test_parts_of_a_round_add_up():
     parts = summary.summarize_rounds([run(rounds=[entry(1, outcome="miss_bonus"), entry(2)])])
     total = parts["verify"]["mean"] + parts["draft"]["mean"] + parts["other"]["mean"]

@@ -323,10 +323,16 @@ def _round_rows(methods: dict[str, Any], suite: str) -> list[dict[str, str]]:
             "method": name,
             **{part: f"{times['mean']:.1f}" for part, times in cells[suite]["round_ms"].items()},
             "acceptance_length": f"{value_of(cells[suite]['acceptance_length']):.2f}",
+            **{anchor: _anchor_length(cells[suite], anchor) for anchor in ("anchored", "masked")},
         }
         for name, cells in methods.items()
         if cells[suite]["round_ms"]
     ]
+
+
+def _anchor_length(cell: dict[str, Any], anchor: str) -> str:
+    entry = cell.get("acceptance_by_anchor", {}).get(anchor)
+    return f"{value_of(entry['acceptance_length']):.2f}" if entry else "-"
 
 
 def _rounds_figure(methods: dict[str, Any], suite: str) -> str:

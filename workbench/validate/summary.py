@@ -79,6 +79,7 @@ def summarize_acceptance(runs: Sequence[Measurement], seed: int) -> dict[str, An
     if any(entry["draft_length"] for entries in entries_by_prompt for entry in entries):
         summary["acceptance_by_position"] = acceptance_by_position(entries_by_prompt, seed)
         summary["hypotheses"] = summarize_hypotheses(entries_by_prompt)
+        summary["acceptance_by_anchor"] = acceptance_by_anchor(entries_by_prompt, seed)
     return summary
 
 
@@ -146,6 +147,23 @@ def acceptance_by_position(entries_by_prompt: Sequence[Sequence[dict[str, Any]]]
         "survival_ci95": [[float(low), float(high)] for low, high in zip(low_L, high_L, strict=True)],
         "conditional": _ratios(survived_PL.sum(0), reached_PL.sum(0)),
     }
+
+
+def acceptance_by_anchor(entries_by_prompt: Sequence[Sequence[dict[str, Any]]], seed: int) -> dict[str, Any]:
+    """Acceptance length of the rounds whose block knew its anchor (`anchored`), and of those that did not (`masked`).
+
+    A block that was drafted before the outcome was known, for any bonus token, has a masked anchor.
+    """
+    result = {}
+    for name, is_masked in (("anchored", False), ("masked", True)):
+        counts = [
+            [e["num_emitted"] for e in entries if e["draft_length"] and (e["outcome"] == "hit_masked") == is_masked]
+            for entries in entries_by_prompt
+        ]
+        if any(counts):
+            lengths = pooled_ratio_of([sum(c) for c in counts if c], [len(c) for c in counts if c], seed)
+            result[name] = {"num_rounds": sum(map(len, counts)), "acceptance_length": lengths.as_dict()}
+    return result
 
 
 def summarize_hypotheses(entries_by_prompt: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
