@@ -1,4 +1,3 @@
-import itertools
 import random
 
 import pytest
@@ -7,7 +6,7 @@ import torch
 from tests.conftest import make_model, make_spec, make_target
 from workbench.distill.data import DistillationData, bucketed_batches, check_samples
 from workbench.distill.evaluation import draw_evaluation_blocks
-from workbench.distill.module import Distillation, autoregressive_weight, next_token_is_response, schedule
+from workbench.distill.module import Distillation, next_token_is_response
 from workbench.drafter.model import Drafter
 from workbench.errors import WorkbenchError
 from workbench.recipe import DistillOptions
@@ -146,22 +145,6 @@ def test_supervised_clean_rows_predict_the_response_and_its_stop(corpus):
     for index in range(8):
         prompt, length = int(batch.prompt_lengths_B[index]), int(batch.lengths_B[index])
         assert is_response[index].nonzero().flatten().tolist() == list(range(prompt - 1, length - 1))
-
-
-def test_schedule():
-    factors = [schedule(step / 100, 0.1) for step in range(101)]
-    assert 0 < factors[0] < 0.01
-    assert factors[5] == pytest.approx(0.5)
-    assert factors[10] == pytest.approx(1)
-    assert factors[55] == pytest.approx(0.5)
-    assert factors[100] == pytest.approx(0)
-    assert all(later <= earlier for earlier, later in itertools.pairwise(factors[10:]))
-
-
-def test_weight_of_the_auxiliary_loss():
-    assert autoregressive_weight(make_options(), 0.7) == 0.3
-    falling = make_options(autoregressive_weight=0.4, autoregressive_final_weight=0.0)
-    assert [autoregressive_weight(falling, progress) for progress in (0, 0.5, 1, 1.2)] == [0.4, 0.2, 0, 0]
 
 
 def test_progress_is_that_of_whichever_end_comes_first():

@@ -4,8 +4,6 @@ Dimensions: B sequence, T clean position, A block of a sequence, L slot of a blo
 """
 
 import dataclasses
-import math
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +17,7 @@ from workbench.distill.losses import RowLosses, TargetRows, position_weights, ro
 from workbench.distill.metrics import EstimatedAcceptance
 from workbench.distill.precision import Bfloat16Copy, computes_in_bfloat16
 from workbench.distill.processes import count_processes, is_sharded, sum_over_processes, value_of_first
+from workbench.distill.schedule import Clock, autoregressive_weight, schedule
 from workbench.distill.sharding import placed_like, shard, whole
 from workbench.distill.teacher import OnlineTeacher, looks_at_target
 from workbench.distill.teacher_cache import TeacherCache
@@ -408,38 +407,6 @@ class Distillation(lightning.LightningModule):
         if saved["averages"]:
             pairs = zip(saved["averages"], self.model.parameters(), strict=True)
             self.averages = [placed_like(average, parameter) for average, parameter in pairs]
-
-
-class Clock:
-    """Seconds of training, carried over from an interrupted one."""
-
-    def __init__(self, before_s: float = 0.0):
-        self.before_s = before_s
-        self._started_at: float | None = None
-
-    def start(self) -> None:
-        """Starts counting."""
-        self._started_at = time.monotonic()
-
-    def elapsed_s(self) -> float:
-        """Seconds up to now."""
-        return self.before_s + (0.0 if self._started_at is None else time.monotonic() - self._started_at)
-
-
-def schedule(progress: float, warmup_fraction: float) -> float:
-    """Factor of the learning rate: a linear rise, then half a cosine down to 0."""
-    if progress < warmup_fraction:
-        # Half a per cent rather than 0, or the first step would be wasted.
-        return max(0.005, progress / warmup_fraction)
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - warmup_fraction) / max(1e-9, 1 - warmup_fraction))))
-
-
-def autoregressive_weight(options: DistillOptions, progress: float) -> float:
-    """Weight of the auxiliary loss: constant, or linear from its first to its final value."""
-    if options.autoregressive_final_weight is None:
-        return options.autoregressive_weight
-    change = options.autoregressive_final_weight - options.autoregressive_weight
-    return options.autoregressive_weight + change * min(1.0, progress)
 
 
 def _filled_up(values_R: Tensor) -> Tensor:
