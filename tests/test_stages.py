@@ -13,7 +13,7 @@ import yaml
 
 from workbench.errors import WorkbenchError
 from workbench.recipe import load_recipe
-from workbench.stages import STAGES, Stage, candidate_folders, name_changes, run_stages, sole_process
+from workbench.stages import STAGES, Stage, candidate_folders, name_changes, run_stages, sole_process, stage_inputs
 
 RECIPE = {
     "name": "tiny",
@@ -165,6 +165,14 @@ def test_a_changed_prompt_file_is_a_changed_input(load, tmp_path):
     assert journal.run(load(), "corpus") == []
     prompts.write_text('{"question": "b"}\n')
     assert journal.run(load(), "corpus") == ["corpus"]
+
+
+def test_a_corpus_outlives_another_number_of_evaluation_prompts_but_no_other_source():
+    def inputs(*overrides):
+        return stage_inputs(load_recipe("quickstart", list(overrides)), STAGES["corpus"], STAGES)
+
+    assert inputs("--validate.suites.0.num_prompts", "7") == inputs()
+    assert inputs("--validate.suites.0.source.prompts", "instructions") != inputs()
 
 
 @pytest.mark.parametrize(

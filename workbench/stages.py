@@ -12,7 +12,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class Stage:
     """Models and files outside the run folder that it reads, as the recipe names them."""
     results: Callable[[Recipe, Path], list[Path]]
     """Files without which it is not finished, whatever `stage.json` says."""
+    facts: Callable[[Recipe], dict[str, Any]] = lambda recipe: {}
+    """What else of the recipe changes its result, by a name that a user understands."""
     copied: tuple[str, ...] = ()
     """Results that are copied to the top of the run folder."""
     uses: tuple[str, ...] = ()
@@ -150,7 +152,8 @@ STAGES: dict[str, Stage] = {
             "corpus",
             _write_corpus,
             needs=(),
-            options=(*_TARGET_TEXT_OPTIONS, "corpus", "validate.suites", "seed"),
+            options=(*_TARGET_TEXT_OPTIONS, "corpus", "seed"),
+            facts=lambda recipe: {"the sources of validate.suites": [asdict(s.source) for s in recipe.validate.suites]},
             files=lambda recipe: [recipe.target.model, *_prompt_files(recipe.corpus.sources), *_suite_files(recipe)],
             results=lambda recipe, folder: [folder / "corpus.json"],
         ),
@@ -283,6 +286,7 @@ def stage_inputs(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> d
             inputs |= {f"{section}.{name}": item for name, item in value.items() if name not in _PLACE_OPTIONS}
         else:
             inputs[key] = value
+    inputs |= stage.facts(recipe)
     for name in stage.files(recipe):
         path = Path(name).expanduser()
         inputs[f"the content of {name}"] = content_fingerprint(path) if path.exists() else resolve_source(name)

@@ -48,7 +48,7 @@ def test_repeats_evaluation_prompts_and_long_prompts_are_left_out_and_counted(tm
     source = write_source(
         tmp_path / "a.jsonl", ["one", "One ", "two", "eval  me", "far too long a prompt", "three", "four"]
     )
-    suite = Suite(name="s", source=write_source(tmp_path / "b.jsonl", ["Eval me", "other"]), num_prompts=2)
+    suite = Suite(name="s", source=write_source(tmp_path / "b.jsonl", ["other", "Eval me"]), num_prompts=1)
     options = CorpusOptions(sources=[source], num_responses=3, num_held_out=1, max_prompt_tokens=3)
     selection = select_prompts(options, [suite], encode, seed=0)
     texts = {item.prompt.text.strip().lower() for item in selection.train + selection.held_out}
@@ -68,5 +68,5 @@ def test_same_problems_in_corpus_and_evaluation_are_replaced():
     suite = Suite(name="s", source=problems, num_prompts=20)
     options = CorpusOptions(sources=[problems], num_responses=30, num_held_out=5)
     selection = select_prompts(options, [suite], encode, seed=0)
-    assert selection.counts[0].num_in_evaluation == 20
+    assert selection.counts[0].num_in_evaluation == 1000
     assert selection.counts[0].num_used == 35

@@ -1,14 +1,17 @@
 """Which prompts a corpus is made of: sources mixed by weight, without repeats and without the evaluation's prompts."""
 
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workbench.corpus.prompts import Prompt, load_prompts, shuffled_prompts
+from workbench.corpus.prompts import GENERATED, Prompt, load_prompts, shuffled_prompts
 from workbench.errors import WorkbenchError
 from workbench.recipe import CorpusOptions, PromptSource, Suite
 
 _RESERVE_FRACTION = 0.1  # more problems than needed, for those that are left out
+_GENERATED_KEPT_OUT = 1000
+"""First prompts of a generator that evaluation may take, where a corpus has the same split (which it should not)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ def select_prompts(
 
     Args:
         options: Sources, counts and the length limit.
-        suites: Evaluation prompts that must not be trained on.
+        suites: Evaluation sources whose prompts must not be trained on: all of a data set's, however many of them
+            are evaluated, so that a corpus outlives a change of their number.
         encode: Renders a prompt with the target's chat template.
         seed: Of every random choice.
 
@@ -57,7 +61,7 @@ def select_prompts(
     evaluated = {
         normalised(turn)
         for suite in suites
-        for prompt in load_prompts(suite.source, suite.num_prompts, seed)
+        for prompt in load_prompts(suite.source, _num_kept_out(suite.source), seed)
         for turn in prompt.turns
     }
     total = options.num_responses + options.num_held_out
@@ -73,6 +77,10 @@ def select_prompts(
         raise WorkbenchError(_shortfall(total, len(selected), counts, shares, options.max_prompt_tokens))
     random.Random(f"corpus {seed}").shuffle(selected)
     return Selection(selected[: options.num_responses], selected[options.num_responses :], counts)
+
+
+def _num_kept_out(source: PromptSource) -> int:
+    return _GENERATED_KEPT_OUT if source.prompts in GENERATED else sys.maxsize
 
 
 def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
