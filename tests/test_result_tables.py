@@ -1,6 +1,6 @@
 """Tables of the results page, from the least that a run's files hold."""
 
-from workbench.result_tables import SECTIONS
+from workbench.result_tables import SECTIONS, render_durations
 
 
 def interval(mean, low, high):
@@ -53,3 +53,9 @@ def test_what_a_step_costs():
 
 def test_a_recipe_that_drops_nothing_has_no_table_of_candidates():
     assert SECTIONS["search.json"]({"chosen": {"reason": "nothing was asked for"}}) == ""
+
+
+def test_how_long_a_run_took():
+    assert render_durations({"corpus": 50.2, "distill": 180.0}) == "3.8 min: corpus 50 s, distill 3.0 min"
+    interrupted = render_durations({"corpus": 50.2, "distill": None})
+    assert interrupted == "more than 50 s: corpus 50 s, distill in several pieces"

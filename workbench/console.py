@@ -9,6 +9,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 console = Console(highlight=False, soft_wrap=True)
 
 
+def render_duration(seconds: float) -> str:
+    """`47 s` or `3.2 min`."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
 @contextlib.contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[[int, str], None]]:
     """Shows a bar with the time left; yields `advance(count, note)`.

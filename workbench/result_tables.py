@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from workbench.console import render_duration
 from workbench.validate.table import render_estimate
 
 
@@ -10,6 +11,16 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def render_durations(seconds_by_stage: dict[str, float | None]) -> str:
+    """How long a run and its stages took; what was interrupted has no known time."""
+    known = {name: seconds for name, seconds in seconds_by_stage.items() if seconds is not None}
+    stages = [
+        f"{name} {render_duration(known[name]) if name in known else 'in several pieces'}" for name in seconds_by_stage
+    ]
+    total = render_duration(sum(known.values()))
+    return f"{'' if len(known) == len(seconds_by_stage) else 'more than '}{total}: {', '.join(stages)}"
 
 
 def render_rounds(validation: dict[str, Any], suite: str) -> str:

@@ -13,7 +13,8 @@ from workbench.errors import WorkbenchError
 from workbench.files import read_json, write_json, write_text
 from workbench.outlook import render_outlook
 from workbench.recipe import Recipe
-from workbench.result_tables import SECTIONS, render_rounds, render_table
+from workbench.result_tables import SECTIONS, render_durations, render_rounds, render_table
+from workbench.stages import stage_seconds
 from workbench.validate.figures import draw_learning_curve, draw_speedups
 from workbench.validate.table import render_estimate, render_hit_rate, render_layers, render_losslessness, value_of
 
@@ -21,6 +22,9 @@ MEASUREMENTS = Path("docs/measurements")
 PAGE = Path("docs/results.md")
 README = Path("README.md")
 SECTION = ("<!-- results: written by `make results` -->", "<!-- end of results -->")
+
+DURATIONS = "stages.json"
+"""Seconds of each stage of the recorded run."""
 
 _FILES = {
     "validation.json": "validation.json",
@@ -58,6 +62,7 @@ def record(recipe: Recipe, measurements: Path = MEASUREMENTS) -> Path:
             write_json(folder / name, _without_places(read_json(source)))
         else:
             write_text(folder / name, source.read_text(encoding="utf-8"))
+    write_json(folder / DURATIONS, stage_seconds(recipe.run_folder))
     return folder
 
 
@@ -121,7 +126,14 @@ def render_summary(folders: Sequence[Path]) -> str:
             for method in validation["methods"]
             if method in ("autoregressive", "dflash", "synchronous", "asynchronous")
         ]
-    return render_table(["recipe", "suite", "method", *_SPEED_HEADER], rows)
+    table = render_table(["recipe", "suite", "method", *_SPEED_HEADER], rows)
+    durations = [_durations(folder) for folder in folders]
+    return "\n\n".join([table, *(line for line in durations if line)])
+
+
+def _durations(folder: Path) -> str:
+    path = folder / DURATIONS
+    return f"`{folder.name}` took {render_durations(read_json(path))}." if path.is_file() else ""
 
 
 _SPEED_HEADER = ("layers", "acceptance length", "tokens/s", "speedup", "hits", "lossless")
@@ -152,6 +164,7 @@ def _render_recipe(folder: Path) -> str:
         f"Target {validation['target']['identity']} in {validation['target']['dtype']}; {machine}; torch "
         f"{versions['torch']}, transformers {versions['transformers']}; {validation['date'][:10]}."
         + "".join(f" **{warning}**" for warning in validation["warnings"]),
+        _durations(folder),
         f"![speedups]({MEASUREMENTS.name}/{folder.name}/speedups.svg)",
     ]
     for suite in _suites(validation):

@@ -1,8 +1,9 @@
 """The stages of a run: which needs what, what is finished, what continues, what starts over.
 
 A stage owns the folder `runs/<recipe>/<stage>/`. Before it works, `inputs.json` says what it works from; after it has
-worked, `stage.json` says the same and that it is finished. So a stage whose inputs are those of its `stage.json` is
-skipped, one whose inputs are those of its `inputs.json` continues from what it left, and any other starts over.
+worked, `stage.json` says the same, that it is finished and how long it took. So a stage whose inputs are those of its
+`stage.json` is skipped, one whose inputs are those of its `inputs.json` continues from what it left, and any other
+starts over.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import launch
-from workbench.console import console
+from workbench.console import console, render_duration
 from workbench.errors import WorkbenchError
 from workbench.files import content_fingerprint, read_json, remove_leftovers, write_json
 from workbench.recipe import PromptSource, Recipe
@@ -110,6 +112,12 @@ def _check_published(recipe: Recipe) -> None:
     from workbench.publish.folder import check_folder
 
     check_folder(published_folder(recipe), recipe.name)
+
+
+def stage_seconds(run_folder: Path) -> dict[str, float | None]:
+    """How long each finished stage took; None for one that was interrupted."""
+    records = {name: _read(run_folder / name / STAGE_FILE) for name in STAGES}
+    return {name: record.get("seconds") for name, record in records.items() if record is not None}
 
 
 def candidate_folders(run_folder: Path) -> dict[str, Path]:
@@ -230,6 +238,7 @@ def _run_stage(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> Non
     folder = recipe.run_folder / stage.name
     inputs = stage_inputs(recipe, stage, stages)
     finished, begun = _read(folder / STAGE_FILE), _read(folder / INPUTS_FILE)
+    continues = False
     if finished is not None:
         changes = name_changes(finished["inputs"], inputs)
         missing = [path for path in stage.results(recipe, folder) if not path.is_file()]
@@ -246,6 +255,7 @@ def _run_stage(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> Non
             console.print(f"{stage.name}: {', '.join(changes)} changed since it was interrupted, starting over")
             _clear(recipe, stage)
         else:
+            continues = True
             console.print(f"{stage.name}: was interrupted, continues")
             for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
                 remove_leftovers(path, "*")
@@ -254,10 +264,17 @@ def _run_stage(recipe: Recipe, stage: Stage, stages: Mapping[str, Stage]) -> Non
         _clear(recipe, stage)
     write_json(folder / INPUTS_FILE, inputs)
     launch.announce(stage.name, works=True)
+    started_s = time.monotonic()
     stage.work(recipe, recipe.run_folder)
     for name in stage.copied:
         write_json(recipe.run_folder / name, read_json(folder / name))
-    write_json(folder / STAGE_FILE, {"inputs": inputs, "result": uuid.uuid4().hex})
+    seconds = time.monotonic() - started_s
+    write_json(
+        folder / STAGE_FILE,
+        # Of a stage that was interrupted, the time before is not known.
+        {"inputs": inputs, "result": uuid.uuid4().hex, "seconds": None if continues else round(seconds, 1)},
+    )
+    console.print(f"{stage.name}: finished after {render_duration(seconds)}")
 
 
 def _follow(recipe: Recipe, names: Sequence[str], stages: Mapping[str, Stage]) -> None:
