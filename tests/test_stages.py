@@ -113,7 +113,7 @@ def test_interrupted_stages_continue(load, capsys):
     capsys.readouterr()
     assert journal.run(load()) == ["corpus", "distill"]
     assert journal.calls[0] == ("corpus", ["partial.txt"])
-    assert "corpus: was interrupted, continues\ndistill: starts" in capsys.readouterr().out
+    assert "corpus: was interrupted, continues\ncorpus: finished after 0 s\ndistill: starts" in capsys.readouterr().out
 
 
 def test_an_interrupted_stage_with_other_inputs_starts_over(load, capsys):
