@@ -15,7 +15,7 @@ from workbench.files import read_json, write_json
 FILE_NAME = "calibration.json"
 CONFIDENCE_EDGES = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)
 """Borders of the confidence bins; a bin more than borders."""
-NUM_RANKS = 4
+NUM_RANKS = 8
 """Ranks of the bonus that have a probability of their own."""
 _PRIOR_ROUNDS = 4.0
 """Weight of the table-free guess in every cell, so that rare cells stay sensible."""

@@ -276,7 +276,7 @@ class BlockDrafter:
             rejected = token_ids[i] if i < len(token_ids) else None
             ranks = self.calibration.full_rank if rejected is None else self.calibration.rejected_rank
             # A block of exactly the draft length has no row that ranks the bonus of a full acceptance.
-            candidates = [t for t in top_ids[i] if t != rejected][:NUM_RANKS] if i < len(top_ids) else []
+            candidates = [t for t in top_ids[i] if t != rejected][: len(ranks)] if i < len(top_ids) else []
             bonus_ids.append(candidates)
             bonus_probs.append(list(ranks[: len(candidates)]))
         return Draft(
