@@ -224,7 +224,7 @@ def test_the_fused_divergence_is_the_plain_one(slice_logits, cross_entropy_weigh
     logits_RW = torch.randn((5, 8), generator=generator, requires_grad=True)
     target_logits_RV = torch.randn((5, 6), generator=generator)
     labels_R = torch.tensor([0, 5, 2, 2, 1])
-    loss_R, label_logprob_R = FullForwardKL.apply(logits_RW, target_logits_RV, labels_R, cross_entropy_weight)
+    loss_R, label_logprob_R = FullForwardKL.apply(logits_RW.clone(), target_logits_RV, labels_R, cross_entropy_weight)
     logprobs_RV = logits_RW[:, :6].log_softmax(-1)
     plain_R = divergence("forward_kl", logprobs_RV, target_logits_RV.log_softmax(-1))
     plain_R = plain_R + cross_entropy_weight * cross_entropy(logprobs_RV, labels_R)

@@ -124,21 +124,23 @@ class FullForwardKL(torch.autograd.Function):
 
     The same as `divergence` and `cross_entropy` with automatic gradients. Those read and write a dozen arrays of rows
     times vocabulary, one after the other; this one takes rows that fit into a processor's cache through all of it and
-    keeps nothing but the gradient, q - p + w (q - label), in the logits' precision.
+    keeps nothing but the gradient, q - p + w (q - label), in the place and precision of the drafter's logits.
     """
 
-    slice_logits = 1 << 21
-    """Logits of one slice: 8 MiB in float32."""
+    slice_logits = 1 << 19
+    """Logits of one slice: 2 MiB in float32, of which some are held at a time."""
 
     @staticmethod
     def forward(
         ctx: Any, logits_RW: Tensor, target_logits_RV: Tensor, labels_R: Tensor, cross_entropy_weight: float
     ) -> tuple[Tensor, Tensor]:
-        """Loss and label log-probability of each row; the first V of the drafter's W tokens are the target's."""
+        """Loss and label log-probability of each row; the first V of the drafter's W tokens are the target's.
+
+        Overwrites `logits_RW`, which must be of no use to anyone else.
+        """
         vocab_size = target_logits_RV.shape[1]
         num_rows = max(1, FullForwardKL.slice_logits // vocab_size)
-        gradient_RW = torch.empty_like(logits_RW)
-        gradient_RW[:, vocab_size:] = 0
+        gradient_RW = logits_RW.detach()
         parts = []
         for start in range(0, len(labels_R), num_rows):
             rows = slice(start, start + num_rows)
@@ -153,6 +155,7 @@ class FullForwardKL(torch.autograd.Function):
             slope_RV.scatter_add_(1, label_R1, torch.full_like(loss_R1, -cross_entropy_weight))
             gradient_RW[rows, :vocab_size] = slope_RV
             parts.append(torch.cat([loss_R1, label_logprob_R1], 1))
+        gradient_RW[:, vocab_size:] = 0
         loss_R, label_logprob_R = torch.cat(parts).unbind(1)
         ctx.save_for_backward(gradient_RW)
         ctx.mark_non_differentiable(label_logprob_R)
@@ -162,7 +165,7 @@ class FullForwardKL(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
         """Gradient of the drafter's logits."""
         (gradient_RW,) = ctx.saved_tensors
-        return gradient_RW * slopes[0][:, None].to(gradient_RW.dtype), None, None, None
+        return gradient_RW.mul_(slopes[0][:, None]), None, None, None
 
 
 def row_losses(
