@@ -1,10 +1,8 @@
 """The page of a search: what won and why, the Pareto front, the layer map and the history of every study."""
 
-from importlib import resources
 from typing import Any
 
-import jinja2
-
+from workbench.pages import render_template
 from workbench.validate.figures import draw_front
 
 PAGE_FILE = "search.html"
@@ -13,24 +11,21 @@ _BAR_PX = 140
 
 def render_page(result: dict[str, Any]) -> str:
     """Renders the contents of `search.json` as one HTML file without anything outside of it."""
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
-    )
-    template = resources.files("workbench.prune").joinpath(PAGE_FILE).read_text(encoding="utf-8")
-    return environment.from_string(template).render(
-        title=f"Pruning search: {result['recipe']}",
-        facts=_facts(result),
-        reason=result["chosen"]["reason"],
-        candidates=[_candidate(entry, result["chosen"]["name"]) for entry in result["results"]],
-        num_prompts=result["results"][0]["num_prompts"],
-        front=[_point(point) for point in result["front"]],
-        verify_ms=f"{1e3 * result['pass_times'][0]['verify_s']:.1f}",
-        num_blocks=result["unpruned"]["num_blocks"],
-        figure=draw_front(result["points"], result["front"]),
-        kinds=[kind.replace("_", " ") for kind in result["studies"][0]["importance"]],
-        layers=_layer_map(result),
-        studies=[_study(study) for study in result["studies"]],
-    )
+    view = {
+        "title": f"Pruning search: {result['recipe']}",
+        "facts": _facts(result),
+        "reason": result["chosen"]["reason"],
+        "candidates": [_candidate(entry, result["chosen"]["name"]) for entry in result["results"]],
+        "num_prompts": result["results"][0]["num_prompts"],
+        "front": [_point(point) for point in result["front"]],
+        "verify_ms": f"{1e3 * result['pass_times'][0]['verify_s']:.1f}",
+        "num_blocks": result["unpruned"]["num_blocks"],
+        "figure": draw_front(result["points"], result["front"]),
+        "kinds": [kind.replace("_", " ") for kind in result["studies"][0]["importance"]],
+        "layers": _layer_map(result),
+        "studies": [_study(study) for study in result["studies"]],
+    }
+    return render_template("workbench.prune", PAGE_FILE, view)
 
 
 def _facts(result: dict[str, Any]) -> str:

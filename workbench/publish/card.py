@@ -4,16 +4,15 @@ Nothing is typed by hand and nothing may be missing: an unknown field is an erro
 """
 
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
 from workbench.corpus.prompts import GENERATED
 from workbench.files import read_json
+from workbench.pages import render_template
 from workbench.validate.methods import CANDIDATE
 from workbench.validate.table import render_estimate, render_hit_rate, render_losslessness, value_of
 
@@ -31,16 +30,11 @@ def render_card(manifest: dict[str, Any], validation: dict[str, Any], folder: Pa
         folder: The folder being built, with its config.json.
         name: Path by which the folder is going to be known.
     """
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    template = environment.from_string(
-        resources.files("workbench.publish").joinpath("card.md").read_text(encoding="utf-8")
-    )
-    text = template.render(
-        front_matter=_front_matter(manifest, validation, name).to_yaml().strip(),
+    view = {
+        "front_matter": _front_matter(manifest, validation, name).to_yaml().strip(),
         **_fields(manifest, validation, read_json(folder / "config.json"), name),
-    )
+    }
+    text = render_template("workbench.publish", "card.md", view)
     ModelCard(text)  # parses the front matter, raises where it is none
     return text
 

@@ -87,7 +87,7 @@ def compare_outputs(
         )
     gap = logit_gap(position)
     if abs(gap) <= tolerance:
-        return Verdict("tie", "tie", position, gap, f"position {position}: the logits are {gap:.2g} apart")
+        return Verdict("tie", "tie", position, gap, f"position {position}: the logits are {abs(gap):.2g} apart")
     if _agree(emitted[position:], reference[position + 1 :]):
         kind, what = "loses a token", f"token {reference[position]} is missing (a dropped bonus token?)"
     elif (

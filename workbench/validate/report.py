@@ -4,15 +4,13 @@ No server, no script, no file beside the page: figures are inline SVG. Whatever 
 curve) is left out with its heading.
 """
 
-from importlib import resources
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from workbench.console import console
 from workbench.corpus.prompts import GENERATED
 from workbench.files import read_json, write_text
+from workbench.pages import render_template
 from workbench.validate import figures
 from workbench.validate.table import (
     render_estimate,
@@ -100,15 +98,7 @@ def _find(folder: Path, stage: str, name: str) -> dict[str, Any] | None:
 
 
 def _render(template: str, view: dict[str, Any]) -> str:
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=template.endswith(".html"),
-    )
-    source = resources.files("workbench.validate").joinpath(template).read_text(encoding="utf-8")
-    return environment.from_string(source).render(view)
+    return render_template("workbench.validate", template, view)
 
 
 def _headline(validation: dict[str, Any], suite: str) -> dict[str, str]:
@@ -169,9 +159,13 @@ def _latency_row(method: str, cell: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _divergences(methods: dict[str, Any], suite: str) -> list[str]:
+def _divergences(methods: dict[str, Any], suite: str) -> list[dict[str, Any]]:
+    """Sentences; a tie is none to worry about."""
     return [
-        f"{method}: {kind} ({entry['num_outputs']} outputs), first {entry['first']['message']}"
+        {
+            "text": f"{method}: {kind} ({entry['num_outputs']} outputs), first {entry['first']['message']}",
+            "is_tie": kind == "tie",
+        }
         for method, cells in methods.items()
         for kind, entry in cells[suite]["losslessness"].get("divergences", {}).items()
     ]
