@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from tests.conftest import make_model
+from workbench import packing
 from workbench.packing import PackedLinear, pack_linears
 
 needs_bfloat16 = pytest.mark.skipif(
@@ -41,4 +42,11 @@ def test_a_packed_model_shares_its_parameters_and_leaves_the_model_alone(kind):
 
 def test_float32_stays_as_it_is():
     model = make_model()
+    assert pack_linears(model) is model
+
+
+@needs_bfloat16
+def test_a_model_that_leaves_no_room_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(packing, "LARGEST_SHARE", 0.0)
+    model = make_model().to(torch.bfloat16)
     assert pack_linears(model) is model

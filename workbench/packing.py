@@ -5,6 +5,7 @@ takes as long as the product (576 x 1536, 9 rows, one core with AMX: 242 microse
 """
 
 import copy
+import os
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 _TYPICAL_ROWS = 16
 """Rows of a pass that the layout is chosen for; others are computed as well."""
+LARGEST_SHARE = 0.2
+"""Of the machine's memory that packed weights may take."""
 
 
 class PackedLinear(nn.Module):
@@ -32,7 +35,8 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: Any) -> Any:
-    """The model with packed linear layers where that helps (bfloat16 on a CPU with such instructions), else itself.
+    """The model with packed linear layers where that helps (bfloat16 on a CPU with such instructions, and memory for
+    it), else itself.
 
     The packed model is a second tree of modules over the same parameters; the given one stays as it is. Packed weights
     take as much memory as the linear layers once more.
@@ -50,4 +54,8 @@ def _packed(module: nn.Module) -> nn.Module:
 
 def _is_packable(model: Any) -> bool:
     is_bfloat16_on_cpu = model.device.type == "cpu" and model.dtype == torch.bfloat16
-    return is_bfloat16_on_cpu and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not (is_bfloat16_on_cpu and torch.backends.mkldnn.is_available()):
+        return False
+    packed_bytes = sum(module.weight.nbytes for module in model.modules() if type(module) is nn.Linear)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and packed_bytes <= LARGEST_SHARE * memory_bytes
