@@ -1,12 +1,15 @@
 """What a user sees while a command works: lines, tables and progress with the time left."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 console = Console(highlight=False, soft_wrap=True)
+_WORTH_SAYING_S = 5.0
+"""Less time left is not mentioned."""
 
 
 def render_duration(seconds: float) -> str:
@@ -44,13 +47,15 @@ def progress(description: str, total: int) -> Iterator[Callable[[int, str], None
 
 
 def _line_reporter(description: str, total: int) -> Callable[[int, str], None]:
-    done, next_report = 0, 0.0
+    done, next_report, started_s = 0, 0.0, time.monotonic()
 
     def advance(count: int, note: str = "") -> None:
         nonlocal done, next_report
         done += count
         if done >= next_report or done >= total:
-            console.print(f"{description}: {done}/{total} {note}".rstrip())
+            left_s = (time.monotonic() - started_s) * (total / max(done, 1) - 1)
+            left = f", {render_duration(left_s)} left" if left_s > _WORTH_SAYING_S else ""
+            console.print(f"{description}: {done}/{total}{left} {note}".rstrip())
             next_report = done + total / 10
 
     return advance
