@@ -47,13 +47,15 @@ def progress(description: str, total: int) -> Iterator[Callable[[int, str], None
 
 
 def _line_reporter(description: str, total: int) -> Callable[[int, str], None]:
-    done, next_report, started_s = 0, 0.0, time.monotonic()
+    done, next_report, first, started_s = 0, 0.0, 0, 0.0
 
     def advance(count: int, note: str = "") -> None:
-        nonlocal done, next_report
+        nonlocal done, next_report, first, started_s
+        if not done:  # something that was interrupted begins with what was done before
+            first, started_s = count, time.monotonic()
         done += count
         if done >= next_report or done >= total:
-            left_s = (time.monotonic() - started_s) * (total / max(done, 1) - 1)
+            left_s = (time.monotonic() - started_s) * (total - done) / max(1, done - first)
             left = f", {render_duration(left_s)} left" if left_s > _WORTH_SAYING_S else ""
             console.print(f"{description}: {done}/{total}{left} {note}".rstrip())
             next_report = done + total / 10
