@@ -27,7 +27,7 @@ def test_a_packed_layer_computes_the_same(bias, shape):
 @needs_bfloat16
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_a_packed_model_shares_its_parameters_and_leaves_the_model_alone(kind):
-    model = make_model(kind).to(torch.bfloat16)
+    model = make_model(kind).bfloat16()
     ids_1T = torch.arange(4, 36)[None]
     with torch.inference_mode():
         before = model(ids_1T).logits
@@ -48,5 +48,5 @@ def test_float32_stays_as_it_is():
 @needs_bfloat16
 def test_a_model_that_leaves_no_room_stays_as_it_is(monkeypatch):
     monkeypatch.setattr(packing, "LARGEST_SHARE", 0.0)
-    model = make_model().to(torch.bfloat16)
+    model = make_model().bfloat16()
     assert pack_linears(model) is model
