@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from workbench.prune.finalists import Result, choose
+from workbench.prune.finalists import PLAIN, Result, _result, choose
 from workbench.prune.healing import Candidate
 from workbench.validate.statistics import Estimate
+from workbench.validate.timing import Job, Measurement
 
 
 def make_result(dropped=(), heal_steps=10, low=1.0, speed=1.0, same=None) -> Result:
@@ -56,3 +57,29 @@ def test_pruning_must_beat_the_same_training_without_it():
 def test_a_pruned_drafter_that_is_no_faster_is_not_worth_it(speed):
     chosen, _ = choose([UNPRUNED, make_result((3,), speed=speed)], 0.99)
     assert chosen is UNPRUNED
+
+
+def decoded(prompts, num_emitted, seconds):
+    """Two rounds a prompt."""
+    entry = {"num_emitted": num_emitted, "outcome": "hit_anchored", "round_s": seconds / 2, "verify_s": seconds / 2,
+             "packed_s": 0.0, "draft_s": 0.0}  # fmt: skip
+    ids = list(range(2 * num_emitted + 1))
+    arrivals = [0.1] + [0.1 + seconds] * (len(ids) - 1)
+    return {
+        p: Measurement(Job("s", p, "m", 0), ids, "stop", arrivals, arrivals[-1], [entry] * 2, 0, None) for p in prompts
+    }
+
+
+def test_everyone_is_compared_on_the_prompts_that_both_decoded():
+    by_name = {
+        PLAIN: decoded(range(2), 1, 4.0),
+        "unpruned": decoded(range(6), 4, 2.0),
+        "drop-none": decoded(range(3), 5, 2.0),
+        "drop-3": decoded(range(6), 4, 1.0),
+    }
+    pruned = _result(make_result((3,)).candidate, "unpruned", "drop-none", by_name)
+    assert (pruned.num_prompts, pruned.retained.value, pruned.speed_gain.value) == (6, 1.0, 2.0)
+    assert pruned.retained_same_training is not None
+    assert pruned.retained_same_training.value == pytest.approx(0.8)
+    control = _result(make_result(()).candidate, "unpruned", "drop-none", by_name)
+    assert (control.num_prompts, control.retained.value) == (3, 1.25)

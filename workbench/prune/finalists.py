@@ -176,7 +176,11 @@ def _result(
     own = by_name[candidate.name]
 
     def speed_ratio(base: str) -> Estimate:
-        pairs = [(own[p].decode_tokens_per_second, m.decode_tokens_per_second) for p, m in by_name[base].items()]
+        others = by_name[base]
+        pairs = [
+            (own[prompt].decode_tokens_per_second, others[prompt].decode_tokens_per_second)
+            for prompt in sorted(own.keys() & others.keys())
+        ]
         known = [(mine, theirs) for mine, theirs in pairs if mine and theirs]
         return median_ratio_of([mine for mine, _ in known], [theirs for _, theirs in known])
 
