@@ -37,7 +37,7 @@ def test_a_run_is_recorded_without_its_places(tmp_path):
     )
     folder = results.record(recipe, tmp_path / "measurements")
     assert json.loads((folder / "validation.json").read_text()) == {"drafter": "b", "x": [1, "y/z", "sqlite:///b.db"]}
-    assert sorted(path.name for path in folder.iterdir()) == ["stages.json", "validation.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["validation.json"]
 
 
 def test_only_the_marked_section_changes(tmp_path):

@@ -62,7 +62,8 @@ def record(recipe: Recipe, measurements: Path = MEASUREMENTS) -> Path:
             write_json(folder / name, _without_places(read_json(source)))
         else:
             write_text(folder / name, source.read_text(encoding="utf-8"))
-    write_json(folder / DURATIONS, stage_seconds(recipe.run_folder))
+    if seconds := stage_seconds(recipe.run_folder):
+        write_json(folder / DURATIONS, seconds)
     return folder
 
 

@@ -39,6 +39,7 @@ def distill_dflash(recipe: Recipe, corpus_folder: Path, folder: Path, seconds: f
     """
     corpus = load_corpus(corpus_folder)
     target = load_target(recipe.target)
+    torch.manual_seed(recipe.seed)  # of the first weights
     drafter = build_dflash(target, recipe.dflash.num_layers, recipe.drafter.block_size, recipe.dflash.num_read_layers)
     options = dataclasses.replace(
         recipe.distill,
