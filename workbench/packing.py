@@ -5,11 +5,12 @@ takes as long as the product (576 x 1536, 9 rows, one core with AMX: 242 microse
 """
 
 import copy
-import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from workbench.host import memory_bytes
 
 _TYPICAL_ROWS = 16
 """Rows of a pass that the layout is chosen for; others are computed as well."""
@@ -57,5 +58,4 @@ def _is_packable(model: Any) -> bool:
     if not (is_bfloat16_on_cpu and torch.backends.mkldnn.is_available()):
         return False
     packed_bytes = sum(module.weight.nbytes for module in model.modules() if type(module) is nn.Linear)
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and packed_bytes <= LARGEST_SHARE * memory_bytes
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and packed_bytes <= LARGEST_SHARE * memory_bytes()

@@ -1,6 +1,5 @@
 """Devices: how fast they read memory and multiply matrices, as their makers state it or as measured here."""
 
-import os
 import re
 import statistics
 import time
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.host import memory_bytes
 
 MEASURED = "measured"
 """Name of the device that this machine is, once measured."""
@@ -141,13 +141,12 @@ def measure_device() -> Device:
             seconds.append(time.perf_counter() - start_s)
         return statistics.median(seconds[2:])
 
-    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(
         name=MEASURED,
         # Read once and written once.
         bytes_per_second=2 * _COPY_BYTES / median_s(lambda: copy.copy_(source)),
         flops_per_second=2 * _MATRIX_SIZE**3 / median_s(lambda: matrix @ matrix),
-        memory_bytes=torch.cuda.get_device_properties(0).total_memory if on_gpu else pages,
+        memory_bytes=torch.cuda.get_device_properties(0).total_memory if on_gpu else memory_bytes(),
         # A large copy and product attain what they attain.
         attained_bandwidth=1.0,
         attained_flops=1.0,

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from workbench.host import memory_bytes
+
 PACKAGES = ("torch", "transformers", "lightning", "optuna", "datasets", "numpy", "safetensors", "huggingface-hub")
 """Whose versions a report names."""
 
@@ -23,7 +25,7 @@ def describe_hardware() -> dict[str, Any]:
         "processor": _processor_name(),
         "architecture": platform.machine(),
         "cores": num_cores(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(memory_bytes() / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "operating_system": f"{platform.system()} {platform.release()}",
     }

@@ -21,6 +21,7 @@ from workbench.validate.table import (
 )
 
 HTML_FILE, MARKDOWN_FILE = "report.html", "report.md"
+_PACKAGE = "workbench.validate"
 _POSITIONS = 16
 """Most draft positions of a table; the figures show all."""
 
@@ -37,8 +38,8 @@ def write_report(folder: Path) -> Path:
         _find(folder, "prune", "search.json"),
         _find(folder, "distill", "distill.json"),
     )
-    write_text(folder / MARKDOWN_FILE, _render("report.md", view))
-    write_text(folder / HTML_FILE, _render("report.html", view))
+    write_text(folder / MARKDOWN_FILE, render_template(_PACKAGE, MARKDOWN_FILE, view))
+    write_text(folder / HTML_FILE, render_template(_PACKAGE, HTML_FILE, view))
     console.print(f"report: {folder / HTML_FILE}", markup=False)
     return folder / HTML_FILE
 
@@ -95,10 +96,6 @@ def _find(folder: Path, stage: str, name: str) -> dict[str, Any] | None:
         if path.is_file():
             return read_json(path)
     return None
-
-
-def _render(template: str, view: dict[str, Any]) -> str:
-    return render_template("workbench.validate", template, view)
 
 
 def _headline(validation: dict[str, Any], suite: str) -> dict[str, str]:
