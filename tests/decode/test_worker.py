@@ -1,6 +1,7 @@
 """A worker that dies, hangs or falls behind changes neither the output nor the decoder's life."""
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -55,6 +56,24 @@ def test_a_killed_worker_is_counted_and_changes_nothing(tiny_target, folder):
         assert {r.outcome for r in generation.statistics.rounds[2:]} == {"failed"}
         # The next generation goes on without drafts, too.
         assert decoder.generate(PROMPTS[0], 20).token_ids == plain_greedy(tiny_target, PROMPTS[0], 20)
+
+
+def test_what_packed_passes_cost_the_verification_is_measured_and_changes_no_token(tiny_target, folder):
+    with build_decoder("asynchronous", tiny_target, folder, worker_options()) as decoder:
+        assert decoder.slowdown is not None
+        assert decoder.slowdown >= 0
+        assert decoder.generate(PROMPTS[0], 20).token_ids == plain_greedy(tiny_target, PROMPTS[0], 20)
+    with build_decoder("asynchronous", tiny_target, folder, worker_options(), costs=FREE) as decoder:
+        assert decoder.slowdown is None
+
+
+def test_the_worker_weighs_the_slowdown_that_it_is_told(tiny_target, folder):
+    with build_decoder("asynchronous", tiny_target, folder, options(executor="inline"), costs=FREE) as decoder:
+        drafter = decoder.source._drafter
+        ours, theirs = multiprocessing.Pipe()
+        ours.send(0.5)
+        worker._rehearse(theirs, drafter)
+        assert drafter.costs.slowdown == 0.5
 
 
 def test_a_worker_that_falls_behind_catches_up(tiny_target, folder, monkeypatch):

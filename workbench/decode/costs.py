@@ -17,6 +17,16 @@ _TIMED_PASSES = 9
 
 def measure_pass_s(engine: Engine, num_rows: int, num_kept: int) -> float:
     """Median seconds of a causal pass of `num_rows` over a short context."""
+    return _median_s(_repeatable_pass(engine, num_rows, num_kept))
+
+
+def packed_pass(engine: Engine, spec: DrafterSpec, draft_length: int, num_blocks: int) -> Callable[[], None]:
+    """A packed pass over a short context, to be run again and again."""
+    num_kept = num_blocks * spec.block_size
+    return _repeatable_pass(engine, draft_length + 1 + num_kept, num_kept)
+
+
+def _repeatable_pass(engine: Engine, num_rows: int, num_kept: int) -> Callable[[], None]:
     cache = engine.new_cache()
     engine.forward([0] * _CONTEXT_ROWS, cache, 1)
 
@@ -25,7 +35,7 @@ def measure_pass_s(engine: Engine, num_rows: int, num_kept: int) -> float:
         logits_KV.argmax(-1).tolist()
         cache.truncate_to(_CONTEXT_ROWS)
 
-    return _median_s(run)
+    return run
 
 
 def _median_s(run: Callable[[], None]) -> float:
@@ -48,10 +58,9 @@ def measure_drafter_costs(
     verify_s: float,
 ) -> RoundCosts:
     """Times a draft pass and packed passes with one and with all blocks; a pass's cost is linear in its blocks."""
-    length, num_clean = spec.block_size, draft_length + 1
-    draft_s = measure_pass_s(engine, length, length)
-    one_s = measure_pass_s(engine, num_clean + length, length)
-    most_s = measure_pass_s(engine, num_clean + max_blocks * length, max_blocks * length) if max_blocks > 1 else one_s
+    draft_s = measure_pass_s(engine, spec.block_size, spec.block_size)
+    one_s = _median_s(packed_pass(engine, spec, draft_length, 1))
+    most_s = _median_s(packed_pass(engine, spec, draft_length, max_blocks)) if max_blocks > 1 else one_s
     block_s = max(0.0, (most_s - one_s) / max(1, max_blocks - 1))
     return RoundCosts(
         verify_s=verify_s,

@@ -1,5 +1,6 @@
 """The decoding loop: one for all methods, whose output law is the target's whatever the source drafts."""
 
+import functools
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -121,6 +122,11 @@ class Decoder:
     def worker_id(self) -> int | None:
         """Id of the drafter's process, if it has one of its own."""
         return self.source.process_id if isinstance(self.source, WorkerDrafts) else None
+
+    @property
+    def slowdown(self) -> float | None:
+        """By what share the worker's packed passes lengthen a verification, where that was measured."""
+        return self.source.slowdown if isinstance(self.source, WorkerDrafts) else None
 
     def close(self) -> None:
         """Ends the source's process, if it has one."""
@@ -358,8 +364,9 @@ def build_decoder(
     drafter_rows = max_rows + draft_length + (max_blocks + 1) * spec.block_size
     whole_machine = target_threads + drafter_threads
     overlapped = method == "asynchronous" and options.executor == "worker"
+    measure_verify_s = functools.partial(measure_pass_s, engine, draft_length + 1, draft_length + 1)
     with ShareOfMachine(target_threads if overlapped else whole_machine, target_cores if overlapped else None):
-        verify_s = costs.verify_s if costs else measure_pass_s(engine, draft_length + 1, draft_length + 1)
+        verify_s = costs.verify_s if costs else measure_verify_s()
     if overlapped:
         settings = WorkerSettings(
             drafter_folder=drafter_folder,
@@ -376,7 +383,11 @@ def build_decoder(
             threads=drafter_threads,
             delay_s=drafter_delay_s,
         )
-        return Decoder(target, engine, WorkerDrafts(settings), options, target_threads, target_cores)
+        worker = WorkerDrafts(settings)
+        if costs is None and max_blocks:
+            with ShareOfMachine(target_threads, target_cores):
+                worker.measure_slowdown(measure_verify_s)
+        return Decoder(target, engine, worker, options, target_threads, target_cores)
     block_drafter = _build_block_drafter(target, drafter_folder, options, drafter_rows, verify_s, costs, whole_machine)
     source: Any = SynchronousDrafts(block_drafter)
     if method == "asynchronous":

@@ -98,6 +98,7 @@ class BlockDrafter:
         self._hit: Draft | None = None
         self._outcome = "none"
         self._num_hypotheses = 0
+        self._packed_s = 0.0
         self._spans: list[tuple[str, float, float]] = []
 
     def start(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingSettings | None, ahead: bool) -> None:
@@ -124,7 +125,8 @@ class BlockDrafter:
     def commit(self, emitted: Sequence[int], verify_s: float | None = None) -> None:
         """Takes in what a verification emitted: accepted draft tokens, then the bonus token; and how long it took."""
         if verify_s is not None:
-            self.costs = self.costs.after_verification(verify_s)
+            self.costs = self.costs.after_verification(verify_s, self._packed_s)
+        self._packed_s = 0.0
         draft = self._last_draft.token_ids
         num_accepted = len(emitted) - 1
         is_outcome = list(emitted[:num_accepted]) == draft[:num_accepted]
@@ -196,7 +198,8 @@ class BlockDrafter:
         self._ahead = dict(zip(hypotheses, drafts, strict=True))
         stop_s = time.monotonic()
         self._spans.append(("packed", start_s, stop_s))
-        self.costs = self.costs.after_packed(len(hypotheses), stop_s - start_s)
+        self._packed_s = stop_s - start_s
+        self.costs = self.costs.after_packed(len(hypotheses), self._packed_s)
 
     def _run(self, clean: list[int], blocks: list[tuple[int, int | None]]) -> list[Draft]:
         """One pass over clean rows and blocks `(offset behind the cache, anchor or None)`; keeps the clean rows."""

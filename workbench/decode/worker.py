@@ -11,14 +11,14 @@ import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from workbench.decode.calibration import load_calibration
-from workbench.decode.costs import measure_drafter_costs
+from workbench.decode.costs import measure_drafter_costs, packed_pass
 from workbench.decode.drafting import BlockDrafter, Draft
 from workbench.decode.hypotheses import RoundCosts
 from workbench.decode.sampling import SamplingSettings
@@ -93,7 +93,16 @@ class WorkerDrafts:
         if isinstance(answer, str):
             self.close()
             raise WorkbenchError(answer)
-        self.costs: RoundCosts = answer
+        self.slowdown: float | None = None
+        """By what share packed passes lengthen a verification; None before it was measured."""
+
+    def measure_slowdown(self, measure_verify_s: Callable[[], float]) -> None:
+        """Measures the slowdown while the worker runs packed passes, and tells the worker, which weighs it."""
+        alone_s = measure_verify_s()
+        self._send(("rehearse",))
+        beside_s = measure_verify_s()
+        self.slowdown = max(0.0, beside_s / alone_s - 1)
+        self._send(self.slowdown)
 
     @property
     def process_id(self) -> int | None:
@@ -124,7 +133,7 @@ class WorkerDrafts:
             self.close()
         return self._without_draft()
 
-    def _send(self, message: tuple) -> bool:
+    def _send(self, message: tuple | float) -> bool:
         try:
             self._connection.send(message)
         except (OSError, ValueError):
@@ -162,6 +171,9 @@ def _serve(connection: multiprocessing.connection.Connection, settings: WorkerSe
             if message[0] == "start":
                 drafter.start(*message[1:], ahead=True)
                 continue
+            if message[0] == "rehearse":
+                _rehearse(connection, drafter)
+                continue
             _, sequence, emitted, num_remaining, verify_s = message
             drafter.commit(emitted, verify_s)
             if connection.poll():
@@ -170,6 +182,14 @@ def _serve(connection: multiprocessing.connection.Connection, settings: WorkerSe
             connection.send((sequence, drafter.draft()))
             _delay(settings, True)
             drafter.prepare(num_remaining)
+
+
+def _rehearse(connection: multiprocessing.connection.Connection, drafter: BlockDrafter) -> None:
+    """Packed passes, one after the other, until the decoder has seen what they cost its verifications."""
+    run_packed = packed_pass(drafter.engine, drafter.spec, drafter.draft_length, drafter.max_blocks)
+    while not connection.poll():
+        run_packed()
+    drafter.costs = replace(drafter.costs, slowdown=connection.recv())
 
 
 def _delay(settings: WorkerSettings, before_pass: bool) -> None:

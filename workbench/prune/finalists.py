@@ -29,6 +29,8 @@ PLAIN = "autoregressive"
 """Name of plain decoding among the candidates."""
 CALIBRATION_PROMPTS = 6
 """Held-out prompts that calibrate every candidate; none of them is measured."""
+LONGEST_OUTPUT = 128
+"""Tokens after which an output is cut: another prompt says more about a drafter than a longer output."""
 PLAIN_PROMPTS = 12
 """Prompts that plain decoding, slow and steady, decodes for the speedup; so many are decoded however late it is."""
 CONTROL_PROMPTS = 24
@@ -102,14 +104,13 @@ def measure_candidates(
             one; then the pruned ones. Each folder gets its calibration.
         target: Verifies.
         prompts: Token ids; the first ones calibrate, the others are measured.
-        recipe: Decoding options and the length limit.
+        recipe: Decoding options.
         deadline_s: No further prompt is decoded later (`time.time`).
     """
     num_calibration = min(CALIBRATION_PROMPTS, len(prompts) // 2)
-    max_new_tokens = recipe.corpus.max_new_tokens
     for candidate in candidates:
         if not (candidate.folder / CALIBRATION_FILE).is_file():
-            calibrate(target, candidate.folder, prompts[:num_calibration], recipe.decode, max_new_tokens)
+            calibrate(target, candidate.folder, prompts[:num_calibration], recipe.decode, LONGEST_OUTPUT)
     control = next((c.name for c in candidates if not c.dropped and c.heal_steps), None)
     by_name = _decode(candidates, control, target, prompts[num_calibration:], recipe, deadline_s)
     return [_result(candidate, candidates[0].name, control, by_name) for candidate in candidates]
@@ -134,7 +135,7 @@ def _decode(
             decoder,
             job,
             prompts[job.prompt],
-            recipe.corpus.max_new_tokens,
+            LONGEST_OUTPUT,
             recipe.decode.temperature,
             seed=recipe.seed + job.prompt,
             device=target.model.device,

@@ -34,6 +34,8 @@ class Surroundings:
     """Most memory of this process: target, inline drafters and all methods side by side."""
     worker_peak_mib: dict[str, float] = field(default_factory=dict)
     """Most memory of the drafter's process, by method."""
+    slowdowns: dict[str, float] = field(default_factory=dict)
+    """By what share packed passes beside it lengthen a verification, by method."""
     device_peak_mib: float | None = None
     """Most memory on a GPU, all methods side by side."""
 
@@ -102,11 +104,13 @@ class Bench:
                 log.append(self._measure(job, decoders[job.method], prompts[job.suite][job.prompt]))
                 advance(1, "")
             workers = {name: getattr(decoder, "worker_id", None) for name, decoder in decoders.items()}
+            slowdowns = {name: getattr(decoder, "slowdown", None) for name, decoder in decoders.items()}
             peaks = {name: peak_mib(worker) for name, worker in workers.items() if worker is not None}
         return Surroundings(
             idle_load=idle_load,
             process_peak_mib=peak_mib(),
             worker_peak_mib={name: peak for name, peak in peaks.items() if peak is not None},
+            slowdowns={name: share for name, share in slowdowns.items() if share is not None},
             device_peak_mib=peak_device_mib(self.target.model.device),
         )
 

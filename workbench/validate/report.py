@@ -470,10 +470,15 @@ def _machine(validation: dict[str, Any]) -> list[tuple[str, str]]:
     versions = ", ".join(f"{name} {version}" for name, version in validation["versions"].items())
     shares = [load["others_cores_before"], load["others_cores_during"]]
     before, during = ["unknown" if share is None else f"{share:.2f} cores" for share in shares]
+    slowdowns = [
+        (f"a verification beside packed passes, {name}", f"{1 + share:.2f} times as long as alone")
+        for name, share in load.get("verification_slowdown", {}).items()
+    ]
     return [
         ("processor", f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB"),
         ("GPUs", ", ".join(hardware["gpus"]) or "none"),
         ("system", hardware["operating_system"]),
         ("used by others", f"{before} before, {during} during"),
+        *slowdowns,
         ("versions", versions),
     ]

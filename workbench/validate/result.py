@@ -46,6 +46,7 @@ def build_result(
             cells[method.name][suite.name] = _build_cell(bench, measurements, verdicts, method, suite.name)
     judged = [cell["lossless"] for suites in cells.values() for cell in suites.values()]
     load = describe_load(list(measurements.values()), surroundings.idle_load)
+    load["verification_slowdown"] = surroundings.slowdowns
     warnings = [load["warning"]] if "warning" in load else []
     failing = [name for name, suites in cells.items() if any(cell["num_drafter_failures"] for cell in suites.values())]
     if failing:
