@@ -278,7 +278,7 @@ class _Search:
             best.append(max(entries, key=lambda entry: entry.retained.value))
             before = best[-1].candidate
             if best[-1].retained.low < self.options.retained_threshold:
-                console.print(f"{len(before.dropped)} layers are too many: the search ends here")
+                console.print(f"too much is lost without {list(before.dropped)}: the search ends here")
                 break
         return best
 

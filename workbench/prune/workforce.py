@@ -31,7 +31,6 @@ from workbench.validate.statistics import Estimate
 
 MAX_POOLS = 4
 """Pools that may break in a row before the search gives up."""
-POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +55,28 @@ class ScorerSettings:
         )
 
 
+@dataclass(frozen=True)
+class Others:
+    """What the other processes are doing."""
+
+    futures: list[Future]
+
+    def check(self) -> None:
+        """Raises what one of them ended with: its own error, or BrokenProcessPool where it died."""
+        for future in self.futures:
+            if future.done() and not future.cancelled():
+                future.result()
+
+    def finish(self) -> None:
+        """Waits for all of them; raises as `check` does."""
+        wait([future for future in self.futures if not future.cancelled()])
+        self.check()
+
+
 class Workforce:
-    """Scores sets and finishes studies with a number of processes; use as a context manager.
+    """Scores sets and finishes studies with a number of processes, of which this one is the first.
+
+    Use as a context manager: the others start at once and this one does not wait for them.
 
     Args:
         settings: Of every process's scorer.
@@ -67,48 +86,70 @@ class Workforce:
     def __init__(self, settings: ScorerSettings, num_workers: int) -> None:
         self.settings = settings
         self.num_workers = num_workers
-        self.scorer = settings.build()
+        self._threads = max(1, (os.cpu_count() or 1) // num_workers)
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Workforce":
+        self._old_threads = torch.get_num_threads()
+        if self.num_workers > 1:
+            self._running_pool().submit(os.getpid)
+            torch.set_num_threads(self._threads)
+        self.scorer = self.settings.build()
         return self
 
     def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._old_threads)
         self._end_pool()
 
     def score_ahead(self, sets: Sequence[LayerSet], rung: int) -> None:
         """Scores several sets at the same time, so that reading their scores later takes no time."""
-        if self.num_workers > 1:
-            self._on_pool(lambda pool: [pool.submit(_score, dropped, rung) for dropped in sets])
+        if self.num_workers == 1:
+            return
+        futures: dict[LayerSet, Future] = {}
+
+        def submit(pool: ProcessPoolExecutor) -> list[Future]:
+            futures.update({dropped: pool.submit(_score, dropped, rung) for dropped in sets})
+            return list(futures.values())
+
+        def take_from_the_end(others: Others) -> None:
+            for dropped in reversed(sets):
+                if futures[dropped].cancel():
+                    self.scorer.retained(dropped, rung)
+                others.check()
+
+        self._share(submit, take_from_the_end)
 
     def finish_study(self, plan: StudyPlan, on_progress: Callable[[optuna.Study], Any]) -> optuna.Study:
         """Works on a study until it is finished; trials that a killed worker left are queued again first."""
         storage = open_storage(plan.storage)
         study = open_study(plan, storage)
-        requeue_abandoned(study, plan.claims)
-        if self.num_workers == 1:
+
+        def work(others: Others) -> None:
+            def on_trial(study: optuna.Study) -> None:
+                others.check()
+                on_progress(study)
+
             with Claim(plan.claims) as claim:
-                work_on(plan, self.scorer, claim, on_trial=on_progress)
-            return study
+                work_on(plan, self.scorer, claim, on_trial=on_trial)
 
         def submit(pool: ProcessPoolExecutor) -> list[Future]:
             requeue_abandoned(study, plan.claims)
-            return [pool.submit(_work, plan, worker) for worker in range(self.num_workers)]
+            return [pool.submit(_work, plan, worker) for worker in range(1, self.num_workers)]
 
-        self._on_pool(submit, lambda: on_progress(study))
+        if self.num_workers == 1:
+            requeue_abandoned(study, plan.claims)
+            work(Others([]))
+        else:
+            self._share(submit, work)
         return study
 
-    def _on_pool(
-        self, submit: Callable[[ProcessPoolExecutor], list[Future]], on_poll: Callable[[], Any] = lambda: None
-    ) -> None:
+    def _share(self, submit: Callable[[ProcessPoolExecutor], list[Future]], own_work: Callable[[Others], None]) -> None:
+        """Hands work to the other processes and does this one's part; again with others where one of them died."""
         for _ in range(MAX_POOLS):
             try:
-                pending = set(submit(self._running_pool()))
-                while pending:
-                    done, pending = wait(pending, timeout=POLL_S)
-                    for future in done:
-                        future.result()
-                    on_poll()
+                others = Others(submit(self._running_pool()))
+                own_work(others)
+                others.finish()
                 return
             except BrokenProcessPool:
                 console.print("[yellow]a worker ended unexpectedly; its trial is queued again[/yellow]")
@@ -117,12 +158,11 @@ class Workforce:
 
     def _running_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            threads = max(1, (os.cpu_count() or 1) // self.num_workers)
             self._pool = ProcessPoolExecutor(
-                self.num_workers,
+                self.num_workers - 1,
                 mp_context=forking_context(),
                 initializer=_begin_worker,
-                initargs=(self.settings, threads),
+                initargs=(self.settings, self._threads),
             )
         return self._pool
 
