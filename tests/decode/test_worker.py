@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import make_drafter_folder
 from tests.decode.test_decoder import FREE, PROMPTS, options, plain_greedy
+from tests.decode.test_drafting import block_drafter
 from workbench.decode import build_decoder, worker
 from workbench.errors import WorkbenchError
 
@@ -67,13 +68,12 @@ def test_what_packed_passes_cost_the_verification_is_measured_and_changes_no_tok
         assert decoder.slowdown is None
 
 
-def test_the_worker_weighs_the_slowdown_that_it_is_told(tiny_target, folder):
-    with build_decoder("asynchronous", tiny_target, folder, options(executor="inline"), costs=FREE) as decoder:
-        drafter = decoder.source._drafter
-        ours, theirs = multiprocessing.Pipe()
-        ours.send(0.5)
-        worker._rehearse(theirs, drafter)
-        assert drafter.costs.slowdown == 0.5
+def test_the_worker_weighs_the_slowdown_that_it_is_told(tiny_target):
+    drafter = block_drafter(tiny_target)
+    ours, theirs = multiprocessing.Pipe()
+    ours.send(0.5)
+    worker._rehearse(theirs, drafter)
+    assert drafter.costs.slowdown == 0.5
 
 
 def test_a_worker_that_falls_behind_catches_up(tiny_target, folder, monkeypatch):

@@ -2,7 +2,7 @@ import pytest
 
 from tests.decode.test_decoder import FREE
 from tests.validate.tiny import make_recipe, write_pair
-from workbench.decode import decoder
+from workbench.decode import assembly
 from workbench.validate import validate
 
 
@@ -14,5 +14,5 @@ def validated(tmp_path_factory):
     recipe = make_recipe(folder, target)
     with pytest.MonkeyPatch.context() as patch:
         # Whether drafting ahead pays is decided by measured times, which say nothing about models of this size.
-        patch.setattr(decoder, "measure_drafter_costs", lambda *_: FREE)
+        patch.setattr(assembly, "measure_drafter_costs", lambda *_: FREE)
         return recipe, folder, validate(recipe, {"pruned": drafter, "unpruned": drafter}, folder / "validate")

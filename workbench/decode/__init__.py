@@ -1,5 +1,6 @@
 """Lossless decoding: autoregressive, synchronous and asynchronous, over one loop."""
 
-from workbench.decode.decoder import Decoder, DecodeStatistics, Generation, Round, build_decoder
+from workbench.decode.assembly import build_decoder
+from workbench.decode.decoder import Decoder, DecodeStatistics, Generation, Round
 
 __all__ = ["DecodeStatistics", "Decoder", "Generation", "Round", "build_decoder"]

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.console import progress
+from workbench.decode.assembly import build_decoder
 from workbench.decode.calibration import Calibration, RoundRecord, fit_calibration, write_calibration
-from workbench.decode.decoder import build_decoder
 from workbench.decode.drafting import Draft
 from workbench.recipe import DecodeOptions
 from workbench.targets import Target

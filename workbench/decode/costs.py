@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -56,9 +57,20 @@ def measure_drafter_costs(
     draft_length: int,
     max_blocks: int,
     verify_s: float,
+    share_at_a_miss: AbstractContextManager[None],
 ) -> RoundCosts:
-    """Times a draft pass and packed passes with one and with all blocks; a pass's cost is linear in its blocks."""
-    draft_s = measure_pass_s(engine, spec.block_size, spec.block_size)
+    """Times a draft pass and packed passes with one and with all blocks; a pass's cost is linear in its blocks.
+
+    Args:
+        engine: The drafter's.
+        spec: The drafter's.
+        draft_length: Tokens of the draft that a packed pass caches.
+        max_blocks: Most blocks of a packed pass.
+        verify_s: Seconds of a verification.
+        share_at_a_miss: Cores and threads of a draft pass, which the target waits for.
+    """
+    with share_at_a_miss:
+        draft_s = measure_pass_s(engine, spec.block_size, spec.block_size)
     one_s = _median_s(packed_pass(engine, spec, draft_length, 1))
     most_s = _median_s(packed_pass(engine, spec, draft_length, max_blocks)) if max_blocks > 1 else one_s
     block_s = max(0.0, (most_s - one_s) / max(1, max_blocks - 1))

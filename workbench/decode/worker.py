@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from workbench.decode.calibration import load_calibration
+from workbench.decode.cores import ShareOfMachine
 from workbench.decode.costs import measure_drafter_costs, packed_pass
 from workbench.decode.drafting import BlockDrafter, Draft
 from workbench.decode.hypotheses import RoundCosts
@@ -53,8 +54,11 @@ class WorkerSettings:
     costs: RoundCosts | None
     """None: measured in the worker."""
     cores: frozenset[int] | None
-    """CPU cores to stay on; None: wherever the system puts it."""
+    """CPU cores of packed passes, which run beside the target; None: wherever the system puts them."""
     threads: int
+    all_cores: frozenset[int] | None
+    """CPU cores of draft passes, which the target waits for: its own as well."""
+    all_threads: int
     delay_s: float
     """Artificial delay of every pass, for the delay-injection measurement."""
 
@@ -165,7 +169,7 @@ def _serve(connection: multiprocessing.connection.Connection, settings: WorkerSe
         except WorkbenchError as error:
             connection.send(str(error))
             return
-        connection.send(drafter.costs)
+        connection.send(None)
         while True:
             message = connection.recv()
             if message[0] == "start":
@@ -179,7 +183,9 @@ def _serve(connection: multiprocessing.connection.Connection, settings: WorkerSe
             if connection.poll():
                 continue  # The decoder went on without this draft; catch up before drafting again.
             _delay(settings, drafter.needs_pass)
-            connection.send((sequence, drafter.draft()))
+            with _share_at_a_miss(settings) if drafter.needs_pass else contextlib.nullcontext():
+                draft = drafter.draft()
+            connection.send((sequence, draft))
             _delay(settings, True)
             drafter.prepare(num_remaining)
 
@@ -197,6 +203,10 @@ def _delay(settings: WorkerSettings, before_pass: bool) -> None:
         time.sleep(settings.delay_s)
 
 
+def _share_at_a_miss(settings: WorkerSettings) -> ShareOfMachine:
+    return ShareOfMachine(settings.all_threads, settings.all_cores)
+
+
 def _build_drafter(settings: WorkerSettings) -> BlockDrafter:
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
@@ -205,7 +215,12 @@ def _build_drafter(settings: WorkerSettings) -> BlockDrafter:
     engine = build_engine(settings.engine, drafter.model, settings.max_rows)
     calibration = load_calibration(settings.drafter_folder, settings.draft_length)
     costs = settings.costs or measure_drafter_costs(
-        engine, drafter.spec, settings.draft_length, settings.max_blocks, settings.verify_s
+        engine,
+        drafter.spec,
+        settings.draft_length,
+        settings.max_blocks,
+        settings.verify_s,
+        _share_at_a_miss(settings),
     )
     return BlockDrafter(
         engine, drafter.spec, settings.draft_length, settings.max_blocks, costs, calibration, settings.stop_ids

@@ -1,21 +1,19 @@
 """What a drafter's passes cost on this machine, and the speedup that the speed model predicts from them.
 
 A pass's time depends on how many layers there are, not on which, and every layer adds the same: the drafter with all
-its layers and the smallest one are timed, in turns, and the others lie on the line between them. Roles are timed one
-at a time, each on its share of the cores; that they share memory bandwidth shows in the measured speedup only.
+its layers and the smallest one are timed, in turns, and the others lie on the line between them. Passes are timed one
+at a time, each on its share of the cores; that roles slow each other shows in the measured speedup only.
 """
 
-import contextlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from workbench.decode.cores import ShareOfMachine, split_cores
 from workbench.decode.costs import measure_drafter_costs, measure_pass_s
-from workbench.decode.decoder import context_length, split_cores
+from workbench.decode.decoder import context_length
 from workbench.decode.static_engine import build_engine
 from workbench.drafter.layers import drop_layers
 from workbench.drafter.model import load_drafter
@@ -53,6 +51,8 @@ def measure_pass_times(
     """
     target_cores, drafter_cores, target_threads, drafter_threads = split_cores(options)
     length, max_blocks = options.draft_length, max(1, options.max_hypotheses)
+    all_cores = target_cores | drafter_cores if target_cores and drafter_cores else None
+    whole_machine = ShareOfMachine(target_threads + drafter_threads, all_cores)
     target_engine = build_engine(options.engine, target.model, context_length(target) + 1)
     whole = load_drafter(drafter_folder, options.drafter_dtype, str(target.model.device))
     max_rows = context_length(target) + length + (max_blocks + 1) * whole.spec.block_size
@@ -61,13 +61,13 @@ def measure_pass_times(
     target_s: list[tuple[float, float]] = []
     drafter_s: dict[int, list[tuple[float, float]]] = {size: [] for size in engines}
     for _ in range(_TURNS):
-        with _share(target_threads, target_cores):
+        with ShareOfMachine(target_threads, target_cores):
             step_s = measure_pass_s(target_engine, 1, 1)
             verify_s = measure_pass_s(target_engine, length + 1, length + 1)
         target_s.append((step_s, verify_s))
         for size, engine in engines.items():
-            with _share(drafter_threads, drafter_cores):
-                costs = measure_drafter_costs(engine, whole.spec, length, max_blocks, verify_s)
+            with ShareOfMachine(drafter_threads, drafter_cores):
+                costs = measure_drafter_costs(engine, whole.spec, length, max_blocks, verify_s, whole_machine)
             drafter_s[size].append((costs.draft_s, costs.packed_base_s + max_blocks * costs.packed_block_s))
     step_s, verify_s = np.median(target_s, axis=0).tolist()
     most, least = (np.median(drafter_s[size], axis=0) for size in (0, len(removable)))
@@ -89,19 +89,3 @@ def predicted_speedup(acceptance_length: float, times: PassTimes, hit_share: flo
     """
     round_s = max(times.verify_s, times.packed_s) + overhead_s + (1 - hit_share) * times.draft_s
     return acceptance_length * times.step_s / round_s
-
-
-@contextlib.contextmanager
-def _share(threads: int, cores: frozenset[int] | None) -> Iterator[None]:
-    """Works with so many threads on these cores for a while."""
-    old_threads = torch.get_num_threads()
-    old_cores = os.sched_getaffinity(0) if cores else None
-    torch.set_num_threads(threads)
-    if cores:
-        os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(old_threads)
-        if old_cores:
-            os.sched_setaffinity(0, old_cores)

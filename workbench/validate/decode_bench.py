@@ -15,7 +15,8 @@ from rich.table import Table
 
 from workbench.console import console, progress
 from workbench.decode import Decoder, build_decoder
-from workbench.decode.decoder import Method, Round
+from workbench.decode.assembly import Method
+from workbench.decode.decoder import Round
 from workbench.decode.trace import summarize_overlap
 from workbench.errors import WorkbenchError
 from workbench.files import write_json

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 from workbench.decode import build_decoder
-from workbench.decode.decoder import split_cores
+from workbench.decode.cores import split_cores
 from workbench.drafter.dflash import is_dflash
 from workbench.recipe import DecodeOptions
 from workbench.targets import Target

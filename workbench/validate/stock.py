@@ -17,7 +17,8 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from workbench.decode.decoder import DecodeStatistics, Generation, Round, ShareOfMachine, num_agreed
+from workbench.decode.cores import ShareOfMachine
+from workbench.decode.decoder import DecodeStatistics, Generation, Round, num_agreed
 from workbench.drafter.model import load_drafter
 from workbench.recipe import DecodeOptions
 from workbench.targets import Target
