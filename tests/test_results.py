@@ -9,6 +9,7 @@ import pytest
 from workbench import results
 from workbench.errors import WorkbenchError
 from workbench.recipe import load_recipe
+from workbench.result_tables import render_suites
 
 
 def test_committed_pages_come_out_of_committed_measurements(tmp_path):
@@ -53,3 +54,16 @@ def test_only_the_marked_section_changes(tmp_path):
 def test_nothing_recorded_is_said(tmp_path):
     with pytest.raises(WorkbenchError, match="make record RECIPE="):
         results.write_results(tmp_path, tmp_path / "results.md", Path("README.md"))
+
+
+def test_suites_are_averaged():
+    cells = {
+        "one": {"speedup": {"median": 1.5}, "acceptance_length": {"mean": 2.0}},
+        "two": {"speedup": {"median": 2.5}, "acceptance_length": {"mean": 3.0}},
+    }
+    table = render_suites(
+        {"methods": {"asynchronous": cells, "transformers": {n: {"speedup": {"median": 1.0}} for n in cells}}}
+    )
+    assert table.splitlines()[0] == "| method | one | two | mean |"
+    assert table.splitlines()[2] == "| asynchronous | 1.50x (2.00) | 2.50x (3.00) | 2.00x (2.50) |"
+    assert table.splitlines()[3] == "| transformers | 1.00x (1.00) | 1.00x (1.00) | 1.00x (1.00) |"

@@ -1,10 +1,11 @@
 """The tables of the results page, each from one JSON file of a run."""
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 from workbench.console import render_duration
-from workbench.validate.table import render_estimate
+from workbench.validate.table import render_estimate, value_of
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -21,6 +22,22 @@ def render_durations(seconds_by_stage: dict[str, float | None]) -> str:
     ]
     total = render_duration(sum(known.values()))
     return f"{'' if len(known) == len(seconds_by_stage) else 'more than '}{total}: {', '.join(stages)}"
+
+
+def render_suites(validation: dict[str, Any]) -> str:
+    """Speedup over plain decoding and, in parentheses, acceptance length of every method by suite, and their means."""
+    suites = list(next(iter(validation["methods"].values())))
+    rows = []
+    for method, cells in validation["methods"].items():
+        pairs = [(value_of(cells[suite]["speedup"]), _acceptance_length(cells[suite])) for suite in suites]
+        means = tuple(fmean(values) for values in zip(*pairs, strict=True))
+        rows.append([method, *(f"{speedup:.2f}x ({length:.2f})" for speedup, length in [*pairs, means])])
+    return render_table(["method", *suites, "mean"], rows)
+
+
+def _acceptance_length(cell: dict[str, Any]) -> float:
+    """Plain generation by another library has no rounds, and a token a pass."""
+    return value_of(cell["acceptance_length"]) if "acceptance_length" in cell else 1.0
 
 
 def render_rounds(validation: dict[str, Any], suite: str) -> str:

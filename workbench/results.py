@@ -13,7 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.files import read_json, write_json, write_text
 from workbench.outlook import render_outlook
 from workbench.recipe import Recipe
-from workbench.result_tables import SECTIONS, render_durations, render_rounds, render_table
+from workbench.result_tables import SECTIONS, render_durations, render_rounds, render_suites, render_table
 from workbench.stages import stage_seconds
 from workbench.validate.figures import draw_learning_curve, draw_speedups
 from workbench.validate.table import render_estimate, render_hit_rate, render_layers, render_losslessness, value_of
@@ -117,8 +117,8 @@ def render_page(folders: Sequence[Path], outlook: Sequence[str]) -> str:
 
 
 def render_summary(folders: Sequence[Path]) -> str:
-    """README's table: plain, DFlash, synchronous and asynchronous decoding on each recipe's first suite."""
-    rows = []
+    """README's tables: the four ways of decoding on each recipe's first suite, then all suites where there are more."""
+    rows, by_suite = [], []
     for folder in folders:
         validation = read_json(folder / "validation.json")
         suite = _suites(validation)[0]
@@ -127,9 +127,12 @@ def render_summary(folders: Sequence[Path]) -> str:
             for method in validation["methods"]
             if method in ("autoregressive", "dflash", "synchronous", "asynchronous")
         ]
+        if len(_suites(validation)) > 1:
+            title = f"`{folder.name}` by suite: speedup over plain decoding (acceptance length)."
+            by_suite += [title, render_suites(validation)]
     table = render_table(["recipe", "suite", "method", *_SPEED_HEADER], rows)
     durations = [_durations(folder) for folder in folders]
-    return "\n\n".join([table, *(line for line in durations if line)])
+    return "\n\n".join([table, *by_suite, *(line for line in durations if line)])
 
 
 def _durations(folder: Path) -> str:
