@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from workbench.decode.calibration import load_calibration
-from workbench.decode.cores import ShareOfMachine, split_cores
+from workbench.decode.cores import ShareOfMachine, split_cores, whole_machine
 from workbench.decode.costs import measure_drafter_costs, measure_pass_s
 from workbench.decode.decoder import Decoder, context_length
 from workbench.decode.dflash import build_dflash_drafts
@@ -53,6 +53,7 @@ def build_decoder(
     max_rows = context_length(target) + 1
     engine = build_engine(options.engine, target.model, max_rows)
     target_cores, drafter_cores, target_threads, drafter_threads = split_cores(options)
+    all_threads = target_threads + drafter_threads
     if method == "autoregressive":
         return Decoder(target, engine, NoDrafts(), options, target_threads, target_cores)
     if drafter_folder is None:
@@ -62,7 +63,7 @@ def build_decoder(
         if method != "synchronous":
             raise WorkbenchError(f"{drafter_folder} reads what the target has verified: it cannot draft meanwhile")
         drafts = build_dflash_drafts(target, drafter_folder, options, max_rows)
-        return Decoder(target, drafts.engine, drafts, options, target_threads + drafter_threads, None)
+        return Decoder(target, drafts.engine, drafts, options, all_threads, None)
     spec = read_spec(drafter_folder)
     check_pair(spec, target)
     if options.draft_length > spec.block_size:
@@ -72,10 +73,9 @@ def build_decoder(
     draft_length, max_blocks = options.draft_length, options.max_hypotheses
     # The drafter's passes run past the output: the draft under verification and the blocks behind it.
     drafter_rows = max_rows + draft_length + (max_blocks + 1) * spec.block_size
-    whole_machine = target_threads + drafter_threads
     overlapped = method == "asynchronous" and options.executor == "worker"
     measure_verify_s = functools.partial(measure_pass_s, engine, draft_length + 1, draft_length + 1)
-    with ShareOfMachine(target_threads if overlapped else whole_machine, target_cores if overlapped else None):
+    with ShareOfMachine(target_threads if overlapped else all_threads, target_cores if overlapped else None):
         verify_s = costs.verify_s if costs else measure_verify_s()
     if overlapped:
         settings = WorkerSettings(
@@ -91,8 +91,7 @@ def build_decoder(
             costs=costs,
             cores=drafter_cores,
             threads=drafter_threads,
-            all_cores=target_cores | drafter_cores if target_cores and drafter_cores else None,
-            all_threads=whole_machine,
+            share_at_a_miss=whole_machine(options),
             delay_s=drafter_delay_s,
         )
         worker = WorkerDrafts(settings)
@@ -100,12 +99,12 @@ def build_decoder(
             with ShareOfMachine(target_threads, target_cores):
                 worker.measure_slowdown(measure_verify_s)
         return Decoder(target, engine, worker, options, target_threads, target_cores)
-    block_drafter = _build_block_drafter(target, drafter_folder, options, drafter_rows, verify_s, costs, whole_machine)
+    block_drafter = _build_block_drafter(target, drafter_folder, options, drafter_rows, verify_s, costs, all_threads)
     source: Any = SynchronousDrafts(block_drafter)
     if method == "asynchronous":
         stream = torch.cuda.Stream() if options.executor == "stream" else None
         source = InlineDrafts(block_drafter, stream)
-    return Decoder(target, engine, source, options, whole_machine, None)
+    return Decoder(target, engine, source, options, all_threads, None)
 
 
 def _build_block_drafter(

@@ -45,3 +45,13 @@ def split_cores(options: DecodeOptions) -> tuple[frozenset[int] | None, frozense
         return None, None, target_threads, drafter_threads
     stop = target_threads + drafter_threads
     return frozenset(cores[:target_threads]), frozenset(cores[target_threads:stop]), target_threads, drafter_threads
+
+
+def whole_machine(options: DecodeOptions) -> ShareOfMachine:
+    """Cores and threads of target and worker together, for a pass that the other one waits for.
+
+    Like `split_cores`, from the cores at hand: to be called outside any smaller share.
+    """
+    target_cores, drafter_cores, target_threads, drafter_threads = split_cores(options)
+    all_cores = target_cores | drafter_cores if target_cores and drafter_cores else None
+    return ShareOfMachine(target_threads + drafter_threads, all_cores)

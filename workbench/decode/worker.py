@@ -56,9 +56,8 @@ class WorkerSettings:
     cores: frozenset[int] | None
     """CPU cores of packed passes, which run beside the target; None: wherever the system puts them."""
     threads: int
-    all_cores: frozenset[int] | None
-    """CPU cores of draft passes, which the target waits for: its own as well."""
-    all_threads: int
+    share_at_a_miss: ShareOfMachine
+    """Of draft passes, which the target waits for."""
     delay_s: float
     """Artificial delay of every pass, for the delay-injection measurement."""
 
@@ -183,7 +182,7 @@ def _serve(connection: multiprocessing.connection.Connection, settings: WorkerSe
             if connection.poll():
                 continue  # The decoder went on without this draft; catch up before drafting again.
             _delay(settings, drafter.needs_pass)
-            with _share_at_a_miss(settings) if drafter.needs_pass else contextlib.nullcontext():
+            with settings.share_at_a_miss if drafter.needs_pass else contextlib.nullcontext():
                 draft = drafter.draft()
             connection.send((sequence, draft))
             _delay(settings, True)
@@ -203,10 +202,6 @@ def _delay(settings: WorkerSettings, before_pass: bool) -> None:
         time.sleep(settings.delay_s)
 
 
-def _share_at_a_miss(settings: WorkerSettings) -> ShareOfMachine:
-    return ShareOfMachine(settings.all_threads, settings.all_cores)
-
-
 def _build_drafter(settings: WorkerSettings) -> BlockDrafter:
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
@@ -220,7 +215,7 @@ def _build_drafter(settings: WorkerSettings) -> BlockDrafter:
         settings.draft_length,
         settings.max_blocks,
         settings.verify_s,
-        _share_at_a_miss(settings),
+        settings.share_at_a_miss,
     )
     return BlockDrafter(
         engine, drafter.spec, settings.draft_length, settings.max_blocks, costs, calibration, settings.stop_ids

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from workbench.decode.cores import ShareOfMachine, split_cores
+from workbench.decode.cores import ShareOfMachine, split_cores, whole_machine
 from workbench.decode.costs import measure_drafter_costs, measure_pass_s
 from workbench.decode.decoder import context_length
 from workbench.decode.static_engine import build_engine
@@ -50,9 +50,8 @@ def measure_pass_times(
         options: Draft length, hypotheses, engine, threads.
     """
     target_cores, drafter_cores, target_threads, drafter_threads = split_cores(options)
+    share_at_a_miss = whole_machine(options)
     length, max_blocks = options.draft_length, max(1, options.max_hypotheses)
-    all_cores = target_cores | drafter_cores if target_cores and drafter_cores else None
-    whole_machine = ShareOfMachine(target_threads + drafter_threads, all_cores)
     target_engine = build_engine(options.engine, target.model, context_length(target) + 1)
     whole = load_drafter(drafter_folder, options.drafter_dtype, str(target.model.device))
     max_rows = context_length(target) + length + (max_blocks + 1) * whole.spec.block_size
@@ -67,7 +66,7 @@ def measure_pass_times(
         target_s.append((step_s, verify_s))
         for size, engine in engines.items():
             with ShareOfMachine(drafter_threads, drafter_cores):
-                costs = measure_drafter_costs(engine, whole.spec, length, max_blocks, verify_s, whole_machine)
+                costs = measure_drafter_costs(engine, whole.spec, length, max_blocks, verify_s, share_at_a_miss)
             drafter_s[size].append((costs.draft_s, costs.packed_base_s + max_blocks * costs.packed_block_s))
     step_s, verify_s = np.median(target_s, axis=0).tolist()
     most, least = (np.median(drafter_s[size], axis=0) for size in (0, len(removable)))

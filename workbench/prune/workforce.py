@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 
 from workbench.console import console
 from workbench.corpus.responses import load_corpus
+from workbench.decode.cores import ShareOfMachine
 from workbench.errors import WorkbenchError
 from workbench.processes import forking_context
 from workbench.prune.encoding import LayerSet
@@ -90,16 +92,17 @@ class Workforce:
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Workforce":
-        self._old_threads = torch.get_num_threads()
-        if self.num_workers > 1:
-            self._running_pool().submit(os.getpid)
-            torch.set_num_threads(self._threads)
-        self.scorer = self.settings.build()
+        with ExitStack() as stack:
+            stack.callback(self._end_pool)
+            if self.num_workers > 1:
+                self._running_pool().submit(os.getpid)  # they start with the first call
+                stack.enter_context(ShareOfMachine(self._threads, None))
+            self.scorer = self.settings.build()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._old_threads)
-        self._end_pool()
+        self._stack.close()
 
     def score_ahead(self, sets: Sequence[LayerSet], rung: int) -> None:
         """Scores several sets at the same time, so that reading their scores later takes no time."""
