@@ -59,7 +59,8 @@ def test_every_hypothesis_is_drafted_as_if_it_were_known(tiny_target, attention,
             logits = reference_logits(drafter.engine.model, committed[:-1], committed[-1], 5, attention == "causal")
             assert draft.token_ids == logits[:4].argmax(-1).tolist()
         if data.draw(st.booleans()):
-            drafter.prepare(100)
+            drafter.choose(100)
+            drafter.prepare()
 
 
 def test_the_cache_holds_clean_rows_only(tiny_target):
@@ -68,7 +69,9 @@ def test_the_cache_holds_clean_rows_only(tiny_target):
     assert drafter.cache.length == 3
     drafter.commit([8])
     draft = drafter.draft()
-    drafter.prepare(100)
+    drafter.choose(100)
+    assert draft.num_ahead
+    drafter.prepare()
     assert drafter.cache.length == 3 + 1 + len(draft.token_ids)
     drafter.commit([*draft.token_ids[:2], 9])
     assert drafter.cache.length == 3 + 1 + 2

@@ -84,7 +84,7 @@ def test_free_blocks_cover_everything_and_dear_ones_nothing():
 def test_costs_follow_what_rounds_take():
     costs = RoundCosts(verify_s=0.01, draft_s=0.006, packed_base_s=0.005, packed_block_s=0.001)
     for _ in range(100):
-        costs = costs.after_verification(0.02, 0.016).after_packed(3, 0.016)
+        costs = costs.after_verification(0.02, 3).after_packed(3, 0.016)
     assert costs.verify_s == pytest.approx(0.02, rel=1e-3)
     # Base and blocks keep their proportion, and draft passes slow down with them.
     assert costs.packed_base_s == pytest.approx(0.010, rel=1e-3)
@@ -107,22 +107,20 @@ def test_a_verification_that_became_short_buys_fewer_blocks():
     costs = RoundCosts(verify_s=0.010, draft_s=0.004, packed_base_s=0.004, packed_block_s=0.0015)
     many = select_hypotheses(outcomes, costs, 4)
     for _ in range(60):
-        costs = costs.after_verification(0.004, 0.0)
+        costs = costs.after_verification(0.004, 0)
     assert len(select_hypotheses(outcomes, costs, 4)) < len(many) == 4
 
 
-def test_a_verification_is_slowed_until_the_shorter_pass_ends():
+def test_a_verification_is_slowed_by_any_packed_pass():
     costs = RoundCosts(verify_s=1.0, draft_s=1, packed_base_s=0, packed_block_s=0, slowdown=0.5)
     assert costs.verification_s(0) == 1.0
-    # In 0.3 s beside the packed pass, 0.2 s of the verification are done; 0.8 s follow.
-    assert costs.verification_s(0.3) == pytest.approx(0.3 + 0.8)
-    assert costs.verification_s(1.5) == costs.verification_s(9) == pytest.approx(1.5)
+    assert costs.verification_s(1) == costs.verification_s(8) == 1.5
 
 
 def test_what_slowed_a_verification_down_is_not_taken_for_a_longer_one():
     costs = RoundCosts(verify_s=1.0, draft_s=1, packed_base_s=0, packed_block_s=0, slowdown=0.5)
-    for packed_s in (0.3, 5.0, 0.0) * 20:
-        costs = costs.after_verification(costs.verification_s(packed_s), packed_s)
+    for num_blocks in (1, 5, 0) * 20:
+        costs = costs.after_verification(costs.verification_s(num_blocks), num_blocks)
     assert costs.verify_s == pytest.approx(1.0)
 
 

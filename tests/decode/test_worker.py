@@ -1,7 +1,7 @@
 """A worker that dies, hangs or falls behind changes neither the output nor the decoder's life."""
 
+import contextlib
 import dataclasses
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,7 +12,6 @@ import pytest
 
 from tests.conftest import make_drafter_folder
 from tests.decode.test_decoder import FREE, PROMPTS, options, plain_greedy
-from tests.decode.test_drafting import block_drafter
 from workbench.decode import build_decoder, worker
 from workbench.errors import WorkbenchError
 
@@ -68,12 +67,35 @@ def test_what_packed_passes_cost_the_verification_is_measured_and_changes_no_tok
         assert decoder.slowdown is None
 
 
-def test_the_worker_weighs_the_slowdown_that_it_is_told(tiny_target):
-    drafter = block_drafter(tiny_target)
-    ours, theirs = multiprocessing.Pipe()
-    ours.send(0.5)
-    worker._rehearse(theirs, drafter)
-    assert drafter.costs.slowdown == 0.5
+def test_a_worker_whose_packed_passes_slow_the_target_too_much_drafts_nothing_ahead(tiny_target, folder):
+    with build_decoder("asynchronous", tiny_target, folder, worker_options(), costs=FREE) as decoder:
+        before = decoder.generate(PROMPTS[0], 20)
+        assert any(r.num_hypotheses for r in before.statistics.rounds[1:])
+        decoder.source.measure_slowdown(lambda: 1.0, lambda: 1e6)
+        assert decoder.slowdown == 1e6 - 1
+        after = decoder.generate(PROMPTS[0], 20)
+        # The first block is drafted ahead while the target reads the prompt.
+        assert not any(r.num_hypotheses for r in after.statistics.rounds[1:])
+        assert after.token_ids == before.token_ids == plain_greedy(tiny_target, PROMPTS[0], 20)
+
+
+def test_a_verification_has_all_cores_where_nothing_is_drafted_beside_it(tiny_target, folder):
+    class Share(contextlib.nullcontext):
+        num_entered = 0
+
+        def __enter__(self):
+            self.num_entered += 1
+
+    with build_decoder("asynchronous", tiny_target, folder, worker_options(), costs=FREE) as decoder:
+        share = decoder._share_alone = Share()
+        decoder.source.measure_slowdown(lambda: 1.0, lambda: 1e6)
+        generation = decoder.generate(PROMPTS[0], 20)
+        assert share.num_entered == len(generation.statistics.rounds)
+        decoder.source.measure_slowdown(lambda: 1.0, lambda: 1.0)
+        share.num_entered = 0
+        rounds = decoder.generate(PROMPTS[0], 20).statistics.rounds
+        # Whether anything was drafted beside the last verification is in no round.
+        assert share.num_entered <= sum(not r.num_hypotheses for r in rounds[1:]) + 1 < len(rounds)
 
 
 def test_a_worker_that_falls_behind_catches_up(tiny_target, folder, monkeypatch):

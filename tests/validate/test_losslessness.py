@@ -1,6 +1,9 @@
 import pytest
+import torch
 
-from workbench.validate.losslessness import check_rounds, compare_outputs
+from tests.conftest import make_target
+from workbench.validate import losslessness
+from workbench.validate.losslessness import check_rounds, compare_outputs, measure_logit_gap
 
 STOP = frozenset({0})
 REFERENCE = [5, 6, 7, 8, 9, 10, 11, 0]
@@ -72,3 +75,49 @@ def test_rounds_that_do_not_add_up(entries, num_tokens, kind):
 def test_rounds_that_add_up_and_a_last_round_that_was_cut():
     assert check_rounds(rounds((2, 3), (4, 2)), 6) is None
     assert check_rounds([], 1) is None
+
+
+PROMPT, OUTPUT = [3, 4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+
+
+def test_the_logit_gap_is_that_of_the_target_behind_the_shared_prefix():
+    target = make_target()
+    for position in (0, 1, 7):
+        reference, emitted = [*OUTPUT[:position], 20], [*OUTPUT[:position], 21]
+        prefix = torch.tensor([[*PROMPT, *OUTPUT[:position]]])
+        with torch.no_grad():
+            logits_V = target.model(prefix).logits[0, -1]
+        expected = float(logits_V[20] - logits_V[21])
+        assert abs(expected) > losslessness.tie_tolerance(torch.float32)
+        assert measure_logit_gap(target, PROMPT, reference, emitted, position) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 20])
+def test_passes_of_any_size_see_the_same_prefix(num_rows):
+    target = make_target()
+    engine = losslessness.Engine(target.model, 20)
+    prefix = PROMPT + OUTPUT
+    whole = losslessness._gap_in_passes(engine, prefix, 0, len(prefix), (20, 21))
+    assert losslessness._gap_in_passes(engine, prefix, len(PROMPT), num_rows, (20, 21)) == pytest.approx(
+        whole, abs=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [
+        ([0.1], 0.1),  # Undecided at once: no other pass is run.
+        ([0.6, 0.5, -0.05], 0.0),
+        ([0.6, 0.7, 0.2], 0.2),
+        ([-0.6, -0.5, -0.2], -0.2),
+        ([0.6] * 11, 0.6),
+        ([-0.9, *[-0.7] * 10], -0.7),
+    ],
+)
+def test_in_16_bits_passes_of_other_sizes_may_leave_a_choice_open(monkeypatch, gaps, expected):
+    target = make_target()
+    target.model.bfloat16()
+    asked = iter(gaps)
+    monkeypatch.setattr(losslessness, "_gap_in_passes", lambda *_: next(asked))
+    assert measure_logit_gap(target, PROMPT, OUTPUT, [99], 0) == expected
+    assert next(asked, None) is None, "passes are run until one leaves the choice open"

@@ -13,6 +13,7 @@ from workbench.decode.costs import measure_drafter_costs, measure_pass_s
 from workbench.decode.decoder import Decoder, context_length
 from workbench.decode.dflash import build_dflash_drafts
 from workbench.decode.drafting import BlockDrafter
+from workbench.decode.engine import Engine
 from workbench.decode.hypotheses import RoundCosts
 from workbench.decode.sources import InlineDrafts, NoDrafts, SynchronousDrafts
 from workbench.decode.static_engine import build_engine
@@ -73,11 +74,10 @@ def build_decoder(
     draft_length, max_blocks = options.draft_length, options.max_hypotheses
     # The drafter's passes run past the output: the draft under verification and the blocks behind it.
     drafter_rows = max_rows + draft_length + (max_blocks + 1) * spec.block_size
-    overlapped = method == "asynchronous" and options.executor == "worker"
-    measure_verify_s = functools.partial(measure_pass_s, engine, draft_length + 1, draft_length + 1)
-    with ShareOfMachine(target_threads if overlapped else all_threads, target_cores if overlapped else None):
-        verify_s = costs.verify_s if costs else measure_verify_s()
-    if overlapped:
+    measure_verify_s = functools.partial(_measure_verify_s, engine, draft_length)
+    share_alone = whole_machine(options)
+    verify_s = costs.verify_s if costs else measure_verify_s(share_alone)
+    if method == "asynchronous" and options.executor == "worker":
         settings = WorkerSettings(
             drafter_folder=drafter_folder,
             dtype=options.drafter_dtype,
@@ -91,20 +91,27 @@ def build_decoder(
             costs=costs,
             cores=drafter_cores,
             threads=drafter_threads,
-            share_at_a_miss=whole_machine(options),
+            share_at_a_miss=share_alone,
             delay_s=drafter_delay_s,
         )
         worker = WorkerDrafts(settings)
         if costs is None and max_blocks:
-            with ShareOfMachine(target_threads, target_cores):
-                worker.measure_slowdown(measure_verify_s)
-        return Decoder(target, engine, worker, options, target_threads, target_cores)
+            worker.measure_slowdown(
+                functools.partial(measure_verify_s, share_alone),
+                functools.partial(measure_verify_s, ShareOfMachine(target_threads, target_cores)),
+            )
+        return Decoder(target, engine, worker, options, target_threads, target_cores, share_alone)
     block_drafter = _build_block_drafter(target, drafter_folder, options, drafter_rows, verify_s, costs, all_threads)
     source: Any = SynchronousDrafts(block_drafter)
     if method == "asynchronous":
         stream = torch.cuda.Stream() if options.executor == "stream" else None
         source = InlineDrafts(block_drafter, stream)
     return Decoder(target, engine, source, options, all_threads, None)
+
+
+def _measure_verify_s(engine: Engine, draft_length: int, share: ShareOfMachine) -> float:
+    with share:
+        return measure_pass_s(engine, draft_length + 1, draft_length + 1)
 
 
 def _build_block_drafter(

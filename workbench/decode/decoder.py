@@ -1,7 +1,9 @@
 """The decoding loop: one for all methods, whose output law is the target's whatever the source drafts."""
 
+import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -79,6 +81,7 @@ class Decoder:
         options: Default sampling settings and the acceptance rule.
         threads: CPU threads of the target while generating.
         cores: CPU cores that the target stays on while generating; None: any.
+        share_alone: Threads and cores of a verification beside which nothing is drafted; None: the same.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Decoder:
         options: DecodeOptions,
         threads: int,
         cores: frozenset[int] | None,
+        share_alone: AbstractContextManager[None] | None = None,
     ) -> None:
         self.target = target
         self.engine = engine
@@ -98,6 +102,7 @@ class Decoder:
         """Called after every verification with the draft and what was emitted for it (calibration)."""
         self._threads = threads
         self._cores = cores
+        self._share_alone = share_alone or contextlib.nullcontext()
 
     def __enter__(self) -> "Decoder":
         return self
@@ -189,7 +194,8 @@ class Decoder:
                 # The bonus takes the last place, so longer drafts could not be emitted.
                 draft.token_ids = draft.token_ids[: num_remaining - 1]
                 verify_start_s = time.monotonic()
-                logits_LV = self.engine.forward([emitted[-1], *draft.token_ids], cache, 1 + len(draft.token_ids))
+                with contextlib.nullcontext() if draft.num_ahead else self._share_alone:
+                    logits_LV = self.engine.forward([emitted[-1], *draft.token_ids], cache, 1 + len(draft.token_ids))
                 self.source.overlap()
                 emitted = accept(
                     logits_LV,

@@ -35,6 +35,8 @@ class Draft:
     `failed` (the drafter died, hung or fell behind)."""
     num_hypotheses: int = 0
     """Blocks drafted ahead for the last outcome."""
+    num_ahead: int = 0
+    """Blocks that are drafted ahead while this draft is verified."""
     probs_LV: Tensor | None = None
     """The law that each token was drawn from; only when drafts are sampled."""
     confidences: list[float] = field(default_factory=list)
@@ -50,7 +52,8 @@ class BlockDrafter:
     """Drafts blocks for one sequence at a time.
 
     The caller alternates `commit` (what a verification emitted), `draft` (the next block, at once), and, for
-    asynchronous decoding, `prepare` (a packed pass that drafts ahead while the draft is verified).
+    asynchronous decoding, `choose` (what to draft ahead) and `prepare` (a packed pass with that, while the draft is
+    verified).
 
     Args:
         engine: Runs the drafter's weights.
@@ -98,7 +101,7 @@ class BlockDrafter:
         self._hit: Draft | None = None
         self._outcome = "none"
         self._num_hypotheses = 0
-        self._packed_s = 0.0
+        self._chosen: list[Hypothesis] = []
         self._spans: list[tuple[str, float, float]] = []
 
     def start(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingSettings | None, ahead: bool) -> None:
@@ -125,8 +128,8 @@ class BlockDrafter:
     def commit(self, emitted: Sequence[int], verify_s: float | None = None) -> None:
         """Takes in what a verification emitted: accepted draft tokens, then the bonus token; and how long it took."""
         if verify_s is not None:
-            self.costs = self.costs.after_verification(verify_s, self._packed_s)
-        self._packed_s = 0.0
+            self.costs = self.costs.after_verification(verify_s, len(self._chosen))
+        self._chosen = []
         draft = self._last_draft.token_ids
         num_accepted = len(emitted) - 1
         is_outcome = list(emitted[:num_accepted]) == draft[:num_accepted]
@@ -175,8 +178,8 @@ class BlockDrafter:
         self._hit, self._last_draft = None, draft
         return draft
 
-    def prepare(self, num_remaining: int) -> None:
-        """Packed pass: caches the draft under verification and drafts the blocks of the likeliest outcomes.
+    def choose(self, num_remaining: int) -> None:
+        """Decides which outcomes of the last draft's verification are drafted for, and notes their number in it.
 
         Args:
             num_remaining: Tokens that may still be emitted; outcomes that use them up leave nothing to draft.
@@ -187,19 +190,23 @@ class BlockDrafter:
         acceptance = [self.calibration.acceptance_prob(i, c) for i, c in enumerate(draft.confidences)]
         outcomes = outcome_table(acceptance, draft.bonus_ids, draft.bonus_probs, draft.token_ids, self.stop_ids)
         outcomes = [outcome for outcome in outcomes if outcome.num_accepted + 1 < num_remaining]
-        hypotheses = select_hypotheses(outcomes, self.costs, self.max_blocks)
+        self._chosen = select_hypotheses(outcomes, self.costs, self.max_blocks)
+        draft.num_ahead = len(self._chosen)
+
+    def prepare(self) -> None:
+        """Packed pass: caches the draft under verification and drafts the blocks of the chosen outcomes."""
+        hypotheses = self._chosen
         if not hypotheses:
             return
         start_s = time.monotonic()
-        clean = self._uncached + draft.token_ids
+        clean = self._uncached + self._last_draft.token_ids
         first = len(self._uncached)
         drafts = self._run(clean, [(first + h.num_accepted, h.bonus) for h in hypotheses])
         self._speculative = clean
         self._ahead = dict(zip(hypotheses, drafts, strict=True))
         stop_s = time.monotonic()
         self._spans.append(("packed", start_s, stop_s))
-        self._packed_s = stop_s - start_s
-        self.costs = self.costs.after_packed(len(hypotheses), self._packed_s)
+        self.costs = self.costs.after_packed(len(hypotheses), stop_s - start_s)
 
     def _run(self, clean: list[int], blocks: list[tuple[int, int | None]]) -> list[Draft]:
         """One pass over clean rows and blocks `(offset behind the cache, anchor or None)`; keeps the clean rows."""

@@ -25,7 +25,7 @@ class RoundCosts:
     """Measured seconds that the choice weighs, and acceptance lengths it expects."""
 
     verify_s: float
-    """One verification that nothing runs beside."""
+    """One verification that nothing runs beside, on all cores."""
     draft_s: float
     """One draft pass at a miss."""
     packed_base_s: float
@@ -33,8 +33,8 @@ class RoundCosts:
     packed_block_s: float
     """What each block adds."""
     slowdown: float = 0.0
-    """By what share a packed pass beside it lengthens a verification: caches, memory and, where two cores are threads
-    of one, execution units are shared."""
+    """By what share a packed pass beside it lengthens a verification, which then has the target's share of the cores;
+    caches, memory and, where two cores are threads of one, execution units are shared as well."""
     anchored_length: float = 7.0
     """Expected tokens of the next round from a block with a known anchor."""
     masked_length: float = 6.5
@@ -43,16 +43,15 @@ class RoundCosts:
     def round_s(self, num_blocks: int, hit_probability: float) -> float:
         """Expected length of a round: overlapped passes, then a draft pass where no hypothesis came true."""
         packed_s = self.packed_base_s + num_blocks * self.packed_block_s if num_blocks else 0.0
-        return max(self.verification_s(packed_s), packed_s) + (1 - hit_probability) * self.draft_s
+        return max(self.verification_s(num_blocks), packed_s) + (1 - hit_probability) * self.draft_s
 
-    def verification_s(self, packed_s: float) -> float:
-        """A verification beside a packed pass of that length: slowed down until the first of the two ends."""
-        slowed_s = (1 + self.slowdown) * self.verify_s
-        return min(slowed_s, self.verify_s + packed_s * self.slowdown / (1 + self.slowdown))
+    def verification_s(self, num_blocks: int) -> float:
+        """A verification beside a packed pass with that many blocks, or with all cores to itself."""
+        return (1 + self.slowdown) * self.verify_s if num_blocks else self.verify_s
 
-    def after_verification(self, seconds: float, packed_s: float) -> "RoundCosts":
-        """The same, having seen a verification and how long the packed pass beside it took (0: there was none)."""
-        scale = 1 + _FOLLOWING * (seconds / self.verification_s(packed_s) - 1)
+    def after_verification(self, seconds: float, num_blocks: int) -> "RoundCosts":
+        """The same, having seen a verification beside a packed pass with that many blocks (0: there was none)."""
+        scale = 1 + _FOLLOWING * (seconds / self.verification_s(num_blocks) - 1)
         return replace(self, verify_s=scale * self.verify_s)
 
     def after_draft(self, seconds: float) -> "RoundCosts":

@@ -104,4 +104,5 @@ class InlineDrafts(NoDrafts):
     def overlap(self) -> None:
         """The packed pass."""
         with self._on_stream():
-            self._drafter.prepare(self._num_remaining)
+            self._drafter.choose(self._num_remaining)
+            self._drafter.prepare()

@@ -8,8 +8,10 @@ the output: the decoder goes on without drafts and counts the rounds.
 import contextlib
 import logging
 import multiprocessing.connection
+import operator
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +34,7 @@ LATE_S = 2.0
 """A draft that is this late is not waited for: the round goes on without one."""
 HUNG_S = 20.0
 """A worker that has been silent for this long is ended."""
+_REHEARSALS = 3
 START_S = 300.0
 """Loading the drafter may take this long, and so may compiling a pass."""
 
@@ -99,13 +102,21 @@ class WorkerDrafts:
         self.slowdown: float | None = None
         """By what share packed passes lengthen a verification; None before it was measured."""
 
-    def measure_slowdown(self, measure_verify_s: Callable[[], float]) -> None:
-        """Measures the slowdown while the worker runs packed passes, and tells the worker, which weighs it."""
-        alone_s = measure_verify_s()
-        self._send(("rehearse",))
-        beside_s = measure_verify_s()
-        self.slowdown = max(0.0, beside_s / alone_s - 1)
-        self._send(self.slowdown)
+    def measure_slowdown(self, measure_alone_s: Callable[[], float], measure_beside_s: Callable[[], float]) -> None:
+        """Measures the slowdown, and tells the worker, which weighs it.
+
+        Args:
+            measure_alone_s: Times a verification with all cores.
+            measure_beside_s: Times one with the target's share of them; called while the worker runs packed passes.
+        """
+        alone_s, beside_s = [], []
+        for _ in range(_REHEARSALS):  # in turn, because a machine's speed changes from one second to the next
+            alone_s.append(measure_alone_s())
+            self._send(("rehearse",))
+            beside_s.append(measure_beside_s())
+            self._send(("rest",))
+        self.slowdown = max(0.0, statistics.median(map(operator.truediv, beside_s, alone_s)) - 1)
+        self._send(("slowdown", self.slowdown))
 
     @property
     def process_id(self) -> int | None:
@@ -136,7 +147,7 @@ class WorkerDrafts:
             self.close()
         return self._without_draft()
 
-    def _send(self, message: tuple | float) -> bool:
+    def _send(self, message: tuple) -> bool:
         try:
             self._connection.send(message)
         except (OSError, ValueError):
@@ -177,6 +188,11 @@ def _serve(connection: multiprocessing.connection.Connection, settings: WorkerSe
             if message[0] == "rehearse":
                 _rehearse(connection, drafter)
                 continue
+            if message[0] == "rest":
+                continue
+            if message[0] == "slowdown":
+                drafter.costs = replace(drafter.costs, slowdown=message[1])
+                continue
             _, sequence, emitted, num_remaining, verify_s = message
             drafter.commit(emitted, verify_s)
             if connection.poll():
@@ -184,17 +200,17 @@ def _serve(connection: multiprocessing.connection.Connection, settings: WorkerSe
             _delay(settings, drafter.needs_pass)
             with settings.share_at_a_miss if drafter.needs_pass else contextlib.nullcontext():
                 draft = drafter.draft()
+            drafter.choose(num_remaining)
             connection.send((sequence, draft))
             _delay(settings, True)
-            drafter.prepare(num_remaining)
+            drafter.prepare()
 
 
 def _rehearse(connection: multiprocessing.connection.Connection, drafter: BlockDrafter) -> None:
-    """Packed passes, one after the other, until the decoder has seen what they cost its verifications."""
+    """Packed passes, one after the other, until the next message."""
     run_packed = packed_pass(drafter.engine, drafter.spec, drafter.draft_length, drafter.max_blocks)
     while not connection.poll():
         run_packed()
-    drafter.costs = replace(drafter.costs, slowdown=connection.recv())
 
 
 def _delay(settings: WorkerSettings, before_pass: bool) -> None:
