@@ -12,7 +12,20 @@ from workbench.decode.hypotheses import Hypothesis, RoundCosts
 from workbench.errors import WorkbenchError
 from workbench.recipe import DecodeOptions
 
-FREE = RoundCosts(verify_s=1.0, draft_s=1.0, packed_base_s=0.0, packed_block_s=0.0)
+
+class FixedCosts(RoundCosts):
+    """Costs that rounds do not change: what is drafted ahead does not depend on the machine."""
+
+    def after_verification(self, *_):
+        return self
+
+    after_draft = after_packed = after_verification
+
+    def is_comparison_due(self, *_):
+        return False
+
+
+FREE = FixedCosts(verify_s=1.0, draft_s=1.0, packed_base_s=0.0, packed_block_s=0.0)
 PROMPTS = [[2, 7, 9, 30, 3], [2, 11, 3], [2, *range(4, 30), 3]]
 
 

@@ -1,6 +1,7 @@
 """Packed passes equal one pass per hypothesis, whatever was committed before."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,3 +106,18 @@ def test_lengths_come_from_the_calibration(tiny_target):
         Engine(make_model(seed=3), 64), make_spec(tiny_target), 4, 2, COSTS, calibration, frozenset()
     )
     assert (drafter.costs.anchored_length, drafter.costs.masked_length) == (3.5, 2.5)
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 1e6])
+def test_now_and_then_the_other_thing_is_done_so_that_the_slowdown_shows(tiny_target, slowdown):
+    drafter = block_drafter(tiny_target)
+    drafter.costs = replace(drafter.costs, slowdown=slowdown)
+    drafter.start([5, 6, 7], 0, None, ahead=False)
+    is_packed = []
+    for _ in range(12):
+        drafter.commit([8])
+        draft = drafter.draft()
+        drafter.choose(100)
+        is_packed.append(draft.num_ahead > 0)
+    usual = slowdown == 0
+    assert is_packed == [usual] * 7 + [not usual] + [usual] * 4

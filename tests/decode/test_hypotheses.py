@@ -84,7 +84,7 @@ def test_free_blocks_cover_everything_and_dear_ones_nothing():
 def test_costs_follow_what_rounds_take():
     costs = RoundCosts(verify_s=0.01, draft_s=0.006, packed_base_s=0.005, packed_block_s=0.001)
     for _ in range(100):
-        costs = costs.after_verification(0.02, 3).after_packed(3, 0.016)
+        costs = costs.after_verification(0.02, 3, False).after_packed(3, 0.016)
     assert costs.verify_s == pytest.approx(0.02, rel=1e-3)
     # Base and blocks keep their proportion, and draft passes slow down with them.
     assert costs.packed_base_s == pytest.approx(0.010, rel=1e-3)
@@ -107,7 +107,7 @@ def test_a_verification_that_became_short_buys_fewer_blocks():
     costs = RoundCosts(verify_s=0.010, draft_s=0.004, packed_base_s=0.004, packed_block_s=0.0015)
     many = select_hypotheses(outcomes, costs, 4)
     for _ in range(60):
-        costs = costs.after_verification(0.004, 0)
+        costs = costs.after_verification(0.004, 0, False)
     assert len(select_hypotheses(outcomes, costs, 4)) < len(many) == 4
 
 
@@ -120,8 +120,26 @@ def test_a_verification_is_slowed_by_any_packed_pass():
 def test_what_slowed_a_verification_down_is_not_taken_for_a_longer_one():
     costs = RoundCosts(verify_s=1.0, draft_s=1, packed_base_s=0, packed_block_s=0, slowdown=0.5)
     for num_blocks in (1, 5, 0) * 20:
-        costs = costs.after_verification(costs.verification_s(num_blocks), num_blocks)
+        costs = costs.after_verification(costs.verification_s(num_blocks), num_blocks, True)
     assert costs.verify_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("guess", [0.0, 3.0])
+def test_the_slowdown_is_learned_where_the_kind_of_verification_changes(guess):
+    costs = RoundCosts(verify_s=0.01, draft_s=1, packed_base_s=0, packed_block_s=0, slowdown=guess)
+    for index in range(200):
+        # The machine becomes slower all the time, which is no slowdown of one kind.
+        alone_s = 0.02 * 1.005**index
+        is_beside = index % 8 < 4
+        costs = costs.after_verification(alone_s * (1.5 if is_beside else 1.0), int(is_beside), index % 4 == 0)
+    assert costs.slowdown == pytest.approx(0.5, abs=0.1)
+    assert costs.verify_s == pytest.approx(alone_s, rel=0.1)
+
+
+def test_one_verification_that_took_very_long_changes_little():
+    costs = RoundCosts(verify_s=0.01, draft_s=1, packed_base_s=0, packed_block_s=0, slowdown=0.5)
+    assert costs.after_verification(20.0, 3, True).slowdown < 1.0
+    assert costs.after_verification(20.0, 0, False).verify_s < 0.012
 
 
 def test_blocks_that_slow_the_verification_are_fewer():

@@ -3,6 +3,7 @@ import pytest
 from tests.decode.test_decoder import FREE
 from tests.validate.tiny import make_recipe, write_pair
 from workbench.decode import assembly
+from workbench.decode.worker import WorkerDrafts
 from workbench.validate import validate
 
 
@@ -15,4 +16,5 @@ def validated(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         # Whether drafting ahead pays is decided by measured times, which say nothing about models of this size.
         patch.setattr(assembly, "measure_drafter_costs", lambda *_: FREE)
+        patch.setattr(WorkerDrafts, "measure_slowdown", lambda drafts, *_: setattr(drafts, "slowdown", 0.25))
         return recipe, folder, validate(recipe, {"pruned": drafter, "unpruned": drafter}, folder / "validate")

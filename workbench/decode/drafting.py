@@ -102,6 +102,8 @@ class BlockDrafter:
         self._outcome = "none"
         self._num_hypotheses = 0
         self._chosen: list[Hypothesis] = []
+        self._last_num_blocks: int | None = None
+        self._num_choices = 0
         self._spans: list[tuple[str, float, float]] = []
 
     def start(self, prompt_ids: Sequence[int], seed: int, sampling: SamplingSettings | None, ahead: bool) -> None:
@@ -128,7 +130,10 @@ class BlockDrafter:
     def commit(self, emitted: Sequence[int], verify_s: float | None = None) -> None:
         """Takes in what a verification emitted: accepted draft tokens, then the bonus token; and how long it took."""
         if verify_s is not None:
-            self.costs = self.costs.after_verification(verify_s, len(self._chosen))
+            num_blocks = len(self._chosen)
+            is_change = self._last_num_blocks is not None and bool(num_blocks) != bool(self._last_num_blocks)
+            self.costs = self.costs.after_verification(verify_s, num_blocks, is_change)
+            self._last_num_blocks = num_blocks
         self._chosen = []
         draft = self._last_draft.token_ids
         num_accepted = len(emitted) - 1
@@ -191,6 +196,10 @@ class BlockDrafter:
         outcomes = outcome_table(acceptance, draft.bonus_ids, draft.bonus_probs, draft.token_ids, self.stop_ids)
         outcomes = [outcome for outcome in outcomes if outcome.num_accepted + 1 < num_remaining]
         self._chosen = select_hypotheses(outcomes, self.costs, self.max_blocks)
+        self._num_choices += 1
+        if self.costs.is_comparison_due(self._num_choices):
+            unslowed = replace(self.costs, slowdown=0.0)
+            self._chosen = [] if self._chosen else select_hypotheses(outcomes, unslowed, self.max_blocks)
         draft.num_ahead = len(self._chosen)
 
     def prepare(self) -> None:

@@ -11,6 +11,11 @@ from dataclasses import dataclass, replace
 _FOLLOWING = 0.1
 """Share of an expected time that each observed one replaces: a machine's speed and the context change over a run."""
 
+_LEARNING = 0.3
+"""Share of a new slowdown that each comparison shows: they are rare."""
+_COMPARED_EVERY, _FIRST_COMPARED = 32, 8
+"""Rounds of a sequence: only verifications with and without a packed pass beside them show the slowdown."""
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -49,10 +54,28 @@ class RoundCosts:
         """A verification beside a packed pass with that many blocks, or with all cores to itself."""
         return (1 + self.slowdown) * self.verify_s if num_blocks else self.verify_s
 
-    def after_verification(self, seconds: float, num_blocks: int) -> "RoundCosts":
-        """The same, having seen a verification beside a packed pass with that many blocks (0: there was none)."""
-        scale = 1 + _FOLLOWING * (seconds / self.verification_s(num_blocks) - 1)
-        return replace(self, verify_s=scale * self.verify_s)
+    def after_verification(self, seconds: float, num_blocks: int, is_change: bool) -> "RoundCosts":
+        """The same, having seen a verification beside a packed pass with that many blocks (0: there was none).
+
+        What changes from one verification to the next of its kind is the machine's speed or the context, and holds for
+        both kinds. Where the last one was of the other kind, the two together show the slowdown.
+
+        Args:
+            seconds: That it took.
+            num_blocks: Of the packed pass beside it.
+            is_change: Whether one of the last two verifications had a packed pass beside it and the other had none.
+        """
+        deviation = min(1.0, seconds / self.verification_s(num_blocks) - 1)
+        if not is_change:
+            return replace(self, verify_s=(1 + _FOLLOWING * deviation) * self.verify_s)
+        scale = 1 + _LEARNING * deviation
+        if num_blocks:
+            return replace(self, slowdown=max(0.0, scale * (1 + self.slowdown) - 1))
+        return replace(self, verify_s=scale * self.verify_s, slowdown=max(0.0, (1 + self.slowdown) / scale - 1))
+
+    def is_comparison_due(self, num_choices: int) -> bool:
+        """Whether, after that many choices in a sequence, the other thing is done once: packed pass or none."""
+        return num_choices % _COMPARED_EVERY == _FIRST_COMPARED
 
     def after_draft(self, seconds: float) -> "RoundCosts":
         """The same, having seen a draft pass: it caches what was committed, too, which one at the start does not."""
