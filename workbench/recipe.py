@@ -224,7 +224,7 @@ class PruneOptions:
     hypothesis_budgets: list[NonNegativeInt] = field(default_factory=list)
     """Values of decode.max_hypotheses that the winner is tried with; empty: the recipe's alone."""
     max_minutes: PositiveFloat | None = None
-    """The search ends about then: no trial starts after 25 % of it and no healing after 75 %; a healing gets its share
+    """The search ends about then: no trial starts after 25 % of it and no healing after 70 %; a healing gets its share
     of what is between; the rest decodes as many of `decode_prompts` as it can."""
     workers: PositiveInt = 1
     """Processes that evaluate sets of layers of one study; several need another storage than SQLite."""

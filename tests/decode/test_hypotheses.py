@@ -86,10 +86,11 @@ def test_costs_follow_what_rounds_take():
     for _ in range(100):
         costs = costs.after_verification(0.02, 3, False).after_packed(3, 0.016)
     assert costs.verify_s == pytest.approx(0.02, rel=1e-3)
-    # Base and blocks keep their proportion, and draft passes slow down with them.
+    # Base and blocks keep their proportion.
     assert costs.packed_base_s == pytest.approx(0.010, rel=1e-3)
     assert costs.packed_block_s == pytest.approx(0.002, rel=1e-3)
-    assert costs.draft_s == pytest.approx(0.012, rel=1e-3)
+    # Draft passes have the machine of the verifications.
+    assert costs.draft_s == pytest.approx(0.012, rel=1e-2)
 
 
 def test_a_draft_pass_that_takes_longer_than_expected_buys_more_blocks():

@@ -5,8 +5,11 @@ hypothesis names `a` only and covers every bonus, at a lower expected acceptance
 emitted tokens per second and depends only on what is known before the outcome.
 """
 
+import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 _FOLLOWING = 0.1
 """Share of an expected time that each observed one replaces: a machine's speed and the context change over a run."""
@@ -58,7 +61,7 @@ class RoundCosts:
         """The same, having seen a verification beside a packed pass with that many blocks (0: there was none).
 
         What changes from one verification to the next of its kind is the machine's speed or the context, and holds for
-        both kinds. Where the last one was of the other kind, the two together show the slowdown.
+        both kinds and for draft passes. Where the last one was of the other kind, the two together show the slowdown.
 
         Args:
             seconds: That it took.
@@ -67,7 +70,8 @@ class RoundCosts:
         """
         deviation = min(1.0, seconds / self.verification_s(num_blocks) - 1)
         if not is_change:
-            return replace(self, verify_s=(1 + _FOLLOWING * deviation) * self.verify_s)
+            scale = 1 + _FOLLOWING * deviation
+            return replace(self, verify_s=scale * self.verify_s, draft_s=scale * self.draft_s)
         scale = 1 + _LEARNING * deviation
         if num_blocks:
             return replace(self, slowdown=max(0.0, scale * (1 + self.slowdown) - 1))
@@ -82,14 +86,13 @@ class RoundCosts:
         return replace(self, draft_s=self.draft_s + _FOLLOWING * (seconds - self.draft_s))
 
     def after_packed(self, num_blocks: int, seconds: float) -> "RoundCosts":
-        """The same, having seen a packed pass: what slows one pass of the drafter slows all."""
+        """The same, having seen a packed pass."""
         expected_s = self.packed_base_s + num_blocks * self.packed_block_s
         if not expected_s:
             return self
         scale = 1 + _FOLLOWING * (seconds / expected_s - 1)
         return replace(
             self,
-            draft_s=scale * self.draft_s,
             packed_base_s=scale * self.packed_base_s,
             packed_block_s=scale * self.packed_block_s,
         )
@@ -142,14 +145,14 @@ def select_hypotheses(outcomes: Sequence[Outcomes], costs: RoundCosts, max_block
     """
     if max_blocks == 0 or not outcomes:
         return []
+    menus = [_menu(outcome, max_blocks) for outcome in outcomes]
     rate = costs.anchored_length / costs.round_s(0, 0.0)
-    chosen: list[Hypothesis] = []
     for _ in range(8):
-        chosen, tokens, seconds = _best_set(outcomes, costs, max_blocks, rate)
-        if tokens - rate * seconds <= 1e-9 * tokens:
+        best = max(_best_sets(menus, costs, max_blocks, rate), key=functools.partial(_gain, costs=costs, rate=rate))
+        if _gain(best, costs, rate) <= 1e-9 * costs.anchored_length:
             break
-        rate = tokens / seconds
-    return chosen
+        rate = _expected_tokens(best, costs) / costs.round_s(len(best.hypotheses), best.hit_anchored + best.hit_masked)
+    return best.hypotheses
 
 
 def expected_round(
@@ -167,33 +170,68 @@ def expected_round(
     return tokens, costs.round_s(len(hypotheses), hit_anchored + hit_masked)
 
 
-def _best_set(
-    outcomes: Sequence[Outcomes], costs: RoundCosts, max_blocks: int, rate: float
-) -> tuple[list[Hypothesis], float, float]:
-    """Set that maximises tokens - rate * seconds, with its expected tokens and seconds."""
+class _Choice(NamedTuple):
+    """Hypotheses and the probabilities that one with a known anchor, or only one with a masked anchor, comes true."""
+
+    hit_anchored: float
+    hit_masked: float
+    hypotheses: list[Hypothesis]
+
+
+def _expected_tokens(choice: _Choice, costs: RoundCosts) -> float:
+    return costs.anchored_length - choice.hit_masked * (costs.anchored_length - costs.masked_length)
+
+
+def _gain(choice: _Choice, costs: RoundCosts, rate: float) -> float:
+    """Expected tokens of the next round less those that its expected time is worth."""
+    seconds = costs.round_s(len(choice.hypotheses), choice.hit_anchored + choice.hit_masked)
+    return _expected_tokens(choice, costs) - rate * seconds
+
+
+def _best_sets(
+    menus: Sequence[Sequence[Sequence[_Choice]]], costs: RoundCosts, max_blocks: int, rate: float
+) -> list[_Choice]:
+    """For at most 0, 1, ... blocks the set that saves the most draft passes, each worth its time at `rate`.
+
+    Runs between two verifications, so it works on plain numbers: sets are put together when the best are known.
+    """
     saved = rate * costs.draft_s
-    lost = costs.anchored_length - costs.masked_length
-    best_value, best = [0.0] * (max_blocks + 1), [[] for _ in range(max_blocks + 1)]
-    for outcome in outcomes:
-        menu = _menu(outcome, saved, lost, max_blocks)
+    saved_masked = saved - (costs.anchored_length - costs.masked_length)
+    values = [0.0] * (max_blocks + 1)
+    parts: list[tuple[_Choice, ...]] = [()] * (max_blocks + 1)
+    for menu in menus:
+        best_of_size = []
+        for options in menu:
+            worth = [option.hit_anchored * saved + option.hit_masked * saved_masked for option in options]
+            most = max(worth)
+            best_of_size.append((most, options[worth.index(most)]))
         for blocks in range(max_blocks, 0, -1):
-            for size, (value, hypotheses) in enumerate(menu[:blocks], start=1):
-                if best_value[blocks - size] + value > best_value[blocks]:
-                    best_value[blocks] = best_value[blocks - size] + value
-                    best[blocks] = best[blocks - size] + hypotheses
-    scored = [(hypotheses, *expected_round(hypotheses, outcomes, costs)) for hypotheses in best]
-    return max(scored, key=lambda item: item[1] - rate * item[2])
+            for size, (value, option) in enumerate(best_of_size[:blocks], start=1):
+                if values[blocks - size] + value > values[blocks]:
+                    values[blocks] = values[blocks - size] + value
+                    parts[blocks] = (*parts[blocks - size], option)
+    return [
+        _Choice(
+            sum(part.hit_anchored for part in chosen),
+            sum(part.hit_masked for part in chosen),
+            [hypothesis for part in chosen for hypothesis in part.hypotheses],
+        )
+        for chosen in parts
+    ]
 
 
-def _menu(outcome: Outcomes, saved: float, lost: float, max_blocks: int) -> list[tuple[float, list[Hypothesis]]]:
-    """For 1, 2, ... blocks on one `a`: the best value and its hypotheses."""
+def _menu(outcome: Outcomes, max_blocks: int) -> list[list[_Choice]]:
+    """For 1, 2, ... blocks on one `a` what is worth considering: the likeliest bonuses, with or without the mask."""
+    anchored = [Hypothesis(outcome.num_accepted, i) for i in outcome.bonus_ids]
+    masked = Hypothesis(outcome.num_accepted, None)
+    covered = [0.0, *itertools.accumulate(outcome.bonus_probs)]
     menu = []
-    for size in range(1, min(max_blocks, len(outcome.bonus_ids) + 1) + 1):
-        anchored = [Hypothesis(outcome.num_accepted, i) for i in outcome.bonus_ids]
-        covered = sum(outcome.bonus_probs[:size])
-        options = [(outcome.probability * covered * saved, anchored[:size])]
-        fewer = sum(outcome.bonus_probs[: size - 1])
-        masked_value = outcome.probability * (fewer * saved + (1 - fewer) * (saved - lost))
-        options.append((masked_value, [*anchored[: size - 1], Hypothesis(outcome.num_accepted, None)]))
-        menu.append(max(options if size <= len(outcome.bonus_ids) else options[1:], key=lambda option: option[0]))
+    for size in range(1, min(max_blocks, len(anchored) + 1) + 1):
+        fewer = covered[size - 1]
+        options = [
+            _Choice(outcome.probability * fewer, outcome.probability * (1 - fewer), [*anchored[: size - 1], masked])
+        ]
+        if size <= len(anchored):
+            options.append(_Choice(outcome.probability * covered[size], 0.0, anchored[:size]))
+        menu.append(options)
     return menu

@@ -8,7 +8,6 @@ the output: the decoder goes on without drafts and counts the rounds.
 import contextlib
 import logging
 import multiprocessing.connection
-import operator
 import os
 import signal
 import statistics
@@ -34,9 +33,10 @@ LATE_S = 2.0
 """A draft that is this late is not waited for: the round goes on without one."""
 HUNG_S = 20.0
 """A worker that has been silent for this long is ended."""
-_REHEARSALS = 3
 START_S = 300.0
 """Loading the drafter may take this long, and so may compiling a pass."""
+_REHEARSALS = 3
+"""Comparisons with and without a packed pass; a machine's speed changes from one second to the next."""
 
 logger = logging.getLogger(__name__)
 
@@ -109,14 +109,13 @@ class WorkerDrafts:
             measure_alone_s: Times a verification with all cores.
             measure_beside_s: Times one with the target's share of them; called while the worker runs packed passes.
         """
-        alone_s, beside_s = [], []
-        for _ in range(_REHEARSALS):  # in turn, because a machine's speed changes from one second to the next
-            alone_s.append(measure_alone_s())
+        ratios = []
+        for _ in range(_REHEARSALS):
+            alone_s = measure_alone_s()
             self._send(("rehearse",))
-            beside_s.append(measure_beside_s())
-            self._send(("rest",))
-        self.slowdown = max(0.0, statistics.median(map(operator.truediv, beside_s, alone_s)) - 1)
-        self._send(("slowdown", self.slowdown))
+            ratios.append(measure_beside_s() / alone_s)
+            self.slowdown = max(0.0, statistics.median(ratios) - 1)
+            self._send(("rehearsed", self.slowdown))
 
     @property
     def process_id(self) -> int | None:
@@ -181,29 +180,37 @@ def _serve(connection: multiprocessing.connection.Connection, settings: WorkerSe
             return
         connection.send(None)
         while True:
-            message = connection.recv()
-            if message[0] == "start":
-                drafter.start(*message[1:], ahead=True)
-                continue
-            if message[0] == "rehearse":
-                _rehearse(connection, drafter)
-                continue
-            if message[0] == "rest":
-                continue
-            if message[0] == "slowdown":
-                drafter.costs = replace(drafter.costs, slowdown=message[1])
-                continue
-            _, sequence, emitted, num_remaining, verify_s = message
-            drafter.commit(emitted, verify_s)
-            if connection.poll():
-                continue  # The decoder went on without this draft; catch up before drafting again.
-            _delay(settings, drafter.needs_pass)
-            with settings.share_at_a_miss if drafter.needs_pass else contextlib.nullcontext():
-                draft = drafter.draft()
-            drafter.choose(num_remaining)
-            connection.send((sequence, draft))
-            _delay(settings, True)
-            drafter.prepare()
+            match connection.recv():
+                case ("start", *arguments):
+                    drafter.start(*arguments, ahead=True)
+                case ("commit", *arguments):
+                    _answer(connection, drafter, settings, *arguments)
+                case ("rehearse",):
+                    _rehearse(connection, drafter)
+                case ("rehearsed", slowdown):
+                    drafter.costs = replace(drafter.costs, slowdown=slowdown)
+
+
+def _answer(
+    connection: multiprocessing.connection.Connection,
+    drafter: BlockDrafter,
+    settings: WorkerSettings,
+    sequence: int,
+    emitted: list[int],
+    num_remaining: int,
+    verify_s: float | None,
+) -> None:
+    """Sends the draft that follows what was emitted, then drafts ahead."""
+    drafter.commit(emitted, verify_s)
+    if connection.poll():
+        return  # The decoder went on without this draft; catch up before drafting again.
+    _delay(settings, drafter.needs_pass)
+    with settings.share_at_a_miss if drafter.needs_pass else contextlib.nullcontext():
+        draft = drafter.draft()
+    drafter.choose(num_remaining)
+    connection.send((sequence, draft))
+    _delay(settings, True)
+    drafter.prepare()
 
 
 def _rehearse(connection: multiprocessing.connection.Connection, drafter: BlockDrafter) -> None:
