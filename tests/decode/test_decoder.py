@@ -16,12 +16,16 @@ from workbench.recipe import DecodeOptions
 class FixedCosts(RoundCosts):
     """Costs that rounds do not change: what is drafted ahead does not depend on the machine."""
 
-    def after_verification(self, *_):
+    def after_verification(self, seconds, num_blocks, is_change):
         return self
 
-    after_draft = after_packed = after_verification
+    def after_draft(self, seconds):
+        return self
 
-    def is_comparison_due(self, *_):
+    def after_packed(self, num_blocks, seconds):
+        return self
+
+    def is_comparison_due(self, num_choices):
         return False
 
 

@@ -21,6 +21,11 @@ def folder(tmp_path, tiny_target):
     return make_drafter_folder(tmp_path, tiny_target)
 
 
+def worker_of(decoder) -> worker.WorkerDrafts:
+    assert isinstance(decoder.source, worker.WorkerDrafts)
+    return decoder.source
+
+
 def worker_id(decoder) -> int:
     return decoder.source.process_id
 
@@ -71,7 +76,7 @@ def test_a_worker_whose_packed_passes_slow_the_target_too_much_drafts_nothing_ah
     with build_decoder("asynchronous", tiny_target, folder, worker_options(), costs=FREE) as decoder:
         before = decoder.generate(PROMPTS[0], 20)
         assert any(r.num_hypotheses for r in before.statistics.rounds[1:])
-        decoder.source.measure_slowdown(lambda: 1.0, lambda: 1e6)
+        worker_of(decoder).measure_slowdown(lambda: 1.0, lambda: 1e6)
         assert decoder.slowdown == 1e6 - 1
         after = decoder.generate(PROMPTS[0], 20)
         # The first block is drafted ahead while the target reads the prompt.
@@ -88,10 +93,10 @@ def test_a_verification_has_all_cores_where_nothing_is_drafted_beside_it(tiny_ta
 
     with build_decoder("asynchronous", tiny_target, folder, worker_options(), costs=FREE) as decoder:
         share = decoder._share_alone = Share()
-        decoder.source.measure_slowdown(lambda: 1.0, lambda: 1e6)
+        worker_of(decoder).measure_slowdown(lambda: 1.0, lambda: 1e6)
         generation = decoder.generate(PROMPTS[0], 20)
         assert share.num_entered == len(generation.statistics.rounds)
-        decoder.source.measure_slowdown(lambda: 1.0, lambda: 1.0)
+        worker_of(decoder).measure_slowdown(lambda: 1.0, lambda: 1.0)
         share.num_entered = 0
         rounds = decoder.generate(PROMPTS[0], 20).statistics.rounds
         # Whether anything was drafted beside the last verification is in no round.
