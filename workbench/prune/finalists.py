@@ -110,10 +110,15 @@ def measure_candidates(
     num_calibration = min(CALIBRATION_PROMPTS, len(prompts) // 2)
     for candidate in candidates:
         if not (candidate.folder / CALIBRATION_FILE).is_file():
-            calibrate(target, candidate.folder, prompts[:num_calibration], recipe.decode, LONGEST_OUTPUT)
+            calibrate(target, candidate.folder, prompts[:num_calibration], recipe.decode, output_limit(recipe))
     control = next((c.name for c in candidates if not c.dropped and c.heal_steps), None)
     by_name = _decode(candidates, control, target, prompts[num_calibration:], recipe, deadline_s)
     return [_result(candidate, candidates[0].name, control, by_name) for candidate in candidates]
+
+
+def output_limit(recipe: Recipe) -> int:
+    """Tokens of an output of a search: no more than the drafter's training responses had."""
+    return min(LONGEST_OUTPUT, recipe.corpus.max_new_tokens)
 
 
 def _decode(
@@ -135,7 +140,7 @@ def _decode(
             decoder,
             job,
             prompts[job.prompt],
-            LONGEST_OUTPUT,
+            output_limit(recipe),
             recipe.decode.temperature,
             seed=recipe.seed + job.prompt,
             device=target.model.device,

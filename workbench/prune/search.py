@@ -23,10 +23,10 @@ from workbench.prune.budget import Budget
 from workbench.prune.encoding import LayerSet
 from workbench.prune.finalists import (
     CALIBRATION_PROMPTS,
-    LONGEST_OUTPUT,
     choose,
     measure_candidates,
     num_reserved_prompts,
+    output_limit,
 )
 from workbench.prune.healing import Candidate, heal
 from workbench.prune.latency import PassTimes, measure_pass_times
@@ -92,7 +92,7 @@ def _keep_unpruned(recipe: Recipe, corpus_folder: Path, unpruned: Path, folder: 
     """A recipe that drops no layers: the drafter goes on as it is, calibrated."""
     target, held_out = load_target(recipe.target), load_corpus(corpus_folder).held_out
     prompts = [held_out[i]["prompt_ids"] for i in range(min(CALIBRATION_PROMPTS, len(held_out)))]
-    calibrate(target, unpruned, prompts, recipe.decode, LONGEST_OUTPUT)
+    calibrate(target, unpruned, prompts, recipe.decode, output_limit(recipe))
     link_folder(unpruned, folder / "drafter", replace=True)
     chosen = {"name": "unpruned", "dropped": [], "reason": "prune.drop_layers is empty"}
     write_json(folder / SEARCH_FILE, {"chosen": chosen})

@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from workbench.console import console, progress
 from workbench.decode import build_decoder
 from workbench.files import fingerprint, read_json
-from workbench.prune.finalists import LONGEST_OUTPUT
+from workbench.prune.finalists import output_limit
 from workbench.prune.scoring import drafter_fingerprint
 from workbench.prune.storage import OWNER, Claim, open_storage, requeue_abandoned
 from workbench.recipe import DecodeOptions, Recipe
@@ -117,7 +117,7 @@ def _measure(
                     decoders[name],
                     Job("held-out", number, name, 0),
                     prompt,
-                    LONGEST_OUTPUT,
+                    output_limit(recipe),
                     recipe.decode.temperature,
                     seed=recipe.seed + number,
                     device=target.model.device,
