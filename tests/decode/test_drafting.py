@@ -1,7 +1,6 @@
 """Packed passes equal one pass per hypothesis, whatever was committed before."""
 
 import dataclasses
-from dataclasses import replace
 
 import pytest
 import torch
@@ -111,7 +110,7 @@ def test_lengths_come_from_the_calibration(tiny_target):
 @pytest.mark.parametrize("slowdown", [0.0, 1e6])
 def test_now_and_then_the_other_thing_is_done_so_that_the_slowdown_shows(tiny_target, slowdown):
     drafter = block_drafter(tiny_target)
-    drafter.costs = replace(drafter.costs, slowdown=slowdown)
+    drafter.costs = dataclasses.replace(drafter.costs, slowdown=slowdown)
     drafter.start([5, 6, 7], 0, None, ahead=False)
     is_packed = []
     for _ in range(12):

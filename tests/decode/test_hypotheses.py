@@ -90,7 +90,7 @@ def test_costs_follow_what_rounds_take():
     assert costs.packed_base_s == pytest.approx(0.010, rel=1e-3)
     assert costs.packed_block_s == pytest.approx(0.002, rel=1e-3)
     # Draft passes have the machine of the verifications.
-    assert costs.draft_s == pytest.approx(0.012, rel=1e-2)
+    assert costs.draft_s == pytest.approx(0.012, rel=1e-3)
 
 
 def test_a_draft_pass_that_takes_longer_than_expected_buys_more_blocks():
