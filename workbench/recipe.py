@@ -159,7 +159,7 @@ class DistillOptions:
     """Its weight at the end, approached linearly; None: constant."""
     precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true"] = "auto"
     """What passes compute in (weights and optimizer stay float32); bf16-mixed is autocast, bf16-true all of a pass.
-    auto: bf16-true where the hardware multiplies bfloat16 matrices, else 32-true."""
+    auto: bf16-true where the hardware multiplies bfloat16 numbers, else 32-true."""
     ema_decay: ClosedUnitInterval = 0.0
     """Exponential moving average of the weights; 0: off."""
     freeze_embeddings: bool = False

@@ -38,11 +38,19 @@ def test_a_tied_head_shares_the_copy_of_the_embedding():
     assert copy._head_weights["weight"] is copy._base_weights["embed_tokens.weight"]
 
 
-@pytest.mark.parametrize("has_matrix_unit", [True, False])
-def test_auto_asks_the_hardware(monkeypatch, has_matrix_unit):
+@pytest.mark.parametrize(
+    ("capabilities", "precision"),
+    [
+        ({"amx_bf16": True, "avx512_bf16": True}, "bf16-true"),
+        ({"amx_bf16": False, "avx512_bf16": True}, "bf16-true"),
+        ({"amx_bf16": False, "avx512_bf16": False}, "32-true"),
+        ({}, "32-true"),
+    ],
+)
+def test_auto_asks_the_hardware(monkeypatch, capabilities, precision):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_matrix_unit})
-    assert choose_precision("auto") == ("bf16-true" if has_matrix_unit else "32-true")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert choose_precision("auto") == precision
     assert choose_precision("bf16-mixed") == "bf16-mixed"
 
 

@@ -11,12 +11,17 @@ from workbench.recipe import DistillOptions
 
 
 def choose_precision(precision: str) -> str:
-    """`auto` is `bf16-true` where the hardware multiplies bfloat16 matrices, else `32-true`."""
+    """`auto` is `bf16-true` where the hardware multiplies bfloat16 numbers, else `32-true`."""
     if precision != "auto":
         return precision
+    return "bf16-true" if _multiplies_bfloat16() else "32-true"
+
+
+def _multiplies_bfloat16() -> bool:
     if torch.cuda.is_available():
-        return "bf16-true" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    return "bf16-true" if torch.cpu.get_capabilities().get("amx_bf16", False) else "32-true"
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return capabilities.get("amx_bf16", False) or capabilities.get("avx512_bf16", False)
 
 
 def computes_in_bfloat16(options: DistillOptions) -> bool:
