@@ -252,8 +252,9 @@ class DecodeOptions:
     """How a forward pass is run, the same for all decoders."""
     executor: Literal["inline", "worker", "stream"] = "worker"
     """Where the asynchronous drafter runs."""
-    drafter_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the drafter; drafts never change the output."""
+    drafter_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the drafter; drafts never change the output. auto: bfloat16 where the hardware multiplies it, else
+    float32."""
     target_threads: PositiveInt | None = None
     """CPU threads (and cores) of the target beside a worker; None: half of the cores."""
     drafter_threads: PositiveInt | None = None

@@ -131,13 +131,15 @@ def render_summary(folders: Sequence[Path]) -> str:
             title = f"`{folder.name}` by suite: speedup over plain decoding (acceptance length)."
             by_suite += [title, render_suites(validation)]
     table = render_table(["recipe", "suite", "method", *_SPEED_HEADER], rows)
-    durations = [_durations(folder) for folder in folders]
-    return "\n\n".join([table, *by_suite, *(line for line in durations if line)])
+    return "\n\n".join([table, *by_suite, *(_describe_run(folder) for folder in folders)])
 
 
-def _durations(folder: Path) -> str:
-    path = folder / DURATIONS
-    return f"`{folder.name}` took {render_durations(read_json(path))}." if path.is_file() else ""
+def _describe_run(folder: Path) -> str:
+    """Where a recipe ran, and how long it took."""
+    hardware, path = read_json(folder / "validation.json")["hardware"], folder / DURATIONS
+    machine = ", ".join([f"{hardware['cores']} cores of {hardware['processor']}", *hardware["gpus"]])
+    duration = f" and took {render_durations(read_json(path))}" if path.is_file() else ""
+    return f"`{folder.name}` ran on {machine}{duration}."
 
 
 _SPEED_HEADER = ("layers", "acceptance length", "tokens/s", "speedup", "hits", "lossless")
@@ -161,14 +163,13 @@ def _suites(validation: dict[str, Any]) -> list[str]:
 
 def _render_recipe(folder: Path) -> str:
     validation = read_json(folder / "validation.json")
-    hardware, versions = validation["hardware"], validation["versions"]
-    machine = ", ".join([f"{hardware['cores']} cores of {hardware['processor']}", *hardware["gpus"]])
+    versions = validation["versions"]
     parts = [
         f"## {folder.name}",
-        f"Target {validation['target']['identity']} in {validation['target']['dtype']}; {machine}; torch "
+        f"Target {validation['target']['identity']} in {validation['target']['dtype']}; torch "
         f"{versions['torch']}, transformers {versions['transformers']}; {validation['date'][:10]}."
         + "".join(f" **{warning}**" for warning in validation["warnings"]),
-        _durations(folder),
+        _describe_run(folder),
         f"![speedups]({MEASUREMENTS.name}/{folder.name}/speedups.svg)",
     ]
     for suite in _suites(validation):

@@ -21,6 +21,7 @@ from workbench.cost.training import Training, plan_corpus, plan_training, read_r
 from workbench.drafter.layers import select_layers
 from workbench.errors import WorkbenchError
 from workbench.files import read_json, write_json
+from workbench.host import inference_dtype
 from workbench.recipe import Recipe, TargetOptions
 from workbench.targets import load_config
 
@@ -108,7 +109,10 @@ def ask(
             f"{drafter.name} has {drafter.vocab_rows} vocabulary rows and {target.name} {target.vocab_rows}: "
             "a drafter needs the target's tokenizer"
         )
-    decoding_bytes = (_value_bytes(recipe.target.dtype), _value_bytes(recipe.decode.drafter_dtype))
+    drafter_dtype = recipe.decode.drafter_dtype
+    if drafter_dtype == "auto" and device.name != MEASURED:
+        drafter_dtype = "bfloat16"  # all that are named multiply it
+    decoding_bytes = (_value_bytes(recipe.target.dtype), _value_bytes(drafter_dtype))
     if device.name == MEASURED:
         assumptions.append(
             "target and drafter have half of the cores each, as measured, and plain decoding has one half"
@@ -297,4 +301,4 @@ def _training(recipe: Recipe, device: Device, is_recipes_own: bool, assumptions:
 
 
 def _value_bytes(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else 4
+    return inference_dtype(dtype).itemsize

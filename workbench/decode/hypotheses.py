@@ -48,6 +48,10 @@ class RoundCosts:
     masked_length: float = 6.5
     """Expected tokens of the next round from a block with a masked anchor."""
 
+    def round_tokens(self, hit_masked: float) -> float:
+        """Expected tokens of the next round if its block has a masked anchor with that probability."""
+        return self.anchored_length - hit_masked * (self.anchored_length - self.masked_length)
+
     def round_s(self, num_blocks: int, hit_probability: float) -> float:
         """Expected length of a round: overlapped passes, then a draft pass where no hypothesis came true."""
         packed_s = self.packed_base_s + num_blocks * self.packed_block_s if num_blocks else 0.0
@@ -151,7 +155,7 @@ def select_hypotheses(outcomes: Sequence[Outcomes], costs: RoundCosts, max_block
         best = max(_best_sets(menus, costs, max_blocks, rate), key=functools.partial(_gain, costs=costs, rate=rate))
         if _gain(best, costs, rate) <= 1e-9 * costs.anchored_length:
             break
-        rate = _expected_tokens(best, costs) / costs.round_s(len(best.hypotheses), best.hit_anchored + best.hit_masked)
+        rate = costs.round_tokens(best.hit_masked) / best.round_s(costs)
     return best.hypotheses
 
 
@@ -166,8 +170,7 @@ def expected_round(
         hit_anchored += outcome.probability * anchored
         if None in named:
             hit_masked += outcome.probability * (1 - anchored)
-    tokens = costs.anchored_length - hit_masked * (costs.anchored_length - costs.masked_length)
-    return tokens, costs.round_s(len(hypotheses), hit_anchored + hit_masked)
+    return costs.round_tokens(hit_masked), costs.round_s(len(hypotheses), hit_anchored + hit_masked)
 
 
 class _Choice(NamedTuple):
@@ -177,15 +180,13 @@ class _Choice(NamedTuple):
     hit_masked: float
     hypotheses: list[Hypothesis]
 
-
-def _expected_tokens(choice: _Choice, costs: RoundCosts) -> float:
-    return costs.anchored_length - choice.hit_masked * (costs.anchored_length - costs.masked_length)
+    def round_s(self, costs: RoundCosts) -> float:
+        return costs.round_s(len(self.hypotheses), self.hit_anchored + self.hit_masked)
 
 
 def _gain(choice: _Choice, costs: RoundCosts, rate: float) -> float:
     """Expected tokens of the next round less those that its expected time is worth."""
-    seconds = costs.round_s(len(choice.hypotheses), choice.hit_anchored + choice.hit_masked)
-    return _expected_tokens(choice, costs) - rate * seconds
+    return costs.round_tokens(choice.hit_masked) - rate * choice.round_s(costs)
 
 
 def _best_sets(

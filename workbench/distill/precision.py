@@ -7,6 +7,7 @@ from torch.func import functional_call
 
 from workbench.distill.losses import Head
 from workbench.distill.processes import is_sharded
+from workbench.host import multiplies_bfloat16
 from workbench.recipe import DistillOptions
 
 
@@ -14,14 +15,7 @@ def choose_precision(precision: str) -> str:
     """`auto` is `bf16-true` where the hardware multiplies bfloat16 numbers, else `32-true`."""
     if precision != "auto":
         return precision
-    return "bf16-true" if _multiplies_bfloat16() else "32-true"
-
-
-def _multiplies_bfloat16() -> bool:
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    capabilities = torch.cpu.get_capabilities()
-    return capabilities.get("amx_bf16", False) or capabilities.get("avx512_bf16", False)
+    return "bf16-true" if multiplies_bfloat16() else "32-true"
 
 
 def computes_in_bfloat16(options: DistillOptions) -> bool:

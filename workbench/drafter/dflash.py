@@ -30,6 +30,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwe
 
 from workbench.errors import WorkbenchError
 from workbench.files import read_json, write_json
+from workbench.host import inference_dtype
 from workbench.targets import Target, first_line
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -388,7 +389,7 @@ def load_dflash(folder: Path | str, target: Target, dtype: str = "float32") -> D
         if names:
             raise WorkbenchError(f"drafter {folder} {kind} {', '.join(sorted(names)[:3])}: it is no DFlash drafter")
     model.load_state_dict(weights)
-    model = model.to(getattr(torch, dtype)).to(target.model.device).eval().requires_grad_(False)
+    model = model.to(inference_dtype(dtype)).to(target.model.device).eval().requires_grad_(False)
     return DFlashDrafter(model, spec)
 
 

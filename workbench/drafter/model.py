@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from workbench.errors import WorkbenchError
+from workbench.host import inference_dtype
 from workbench.targets import Target, first_line
 
 FORMAT_VERSION = 1
@@ -116,7 +117,7 @@ def load_drafter(folder: Path | str, dtype: str = "float32", device: str = "cpu"
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=getattr(torch, dtype),
+            dtype=inference_dtype(dtype),
             attn_implementation="sdpa",
             local_files_only=True,
             use_safetensors=True,  # a pickle could run code

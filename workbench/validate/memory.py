@@ -15,13 +15,13 @@ def weights_mib(model: Any) -> float:
     return sum(weight.numel() * weight.element_size() for weight in model.parameters()) / _MIB
 
 
-def folder_weights_mib(folder: Path, dtype: str) -> float:
+def folder_weights_mib(folder: Path, dtype: torch.dtype) -> float:
     """Weights of a drafter folder, in the precision that it is loaded in."""
     count = 0
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as tensors:
             count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    return count * getattr(torch, dtype).itemsize / _MIB
+    return count * dtype.itemsize / _MIB
 
 
 def cache_mib(config: Any, num_rows: int, element_bytes: int) -> float:

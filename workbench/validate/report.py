@@ -430,10 +430,12 @@ def _source(validation: dict[str, Any], suite: str) -> str:
 
 def _configuration(validation: dict[str, Any]) -> list[tuple[str, str]]:
     target, decode = validation["target"], validation["options"]["decode"]
+    details = validation["method_details"].values()
+    drafter_dtypes = sorted({method["drafter_dtype"] for method in details if "drafter_dtype" in method})
     parameters = f"{target['num_parameters'] / 1e6:.1f} million"
     rows = [
         ("target", f"{target['identity']}, {target['num_layers']} layers, {parameters} parameters"),
-        ("precision", f"{target['dtype']} on {target['device']}, drafter {decode['drafter_dtype']}"),
+        ("precision", f"{target['dtype']} on {target['device']}, drafter {', '.join(drafter_dtypes) or '-'}"),
         ("engine, executor", f"{decode['engine']}, {decode['executor']}"),
         ("draft length, hypotheses", f"{decode['draft_length']}, at most {decode['max_hypotheses']}"),
         ("sampling", _describe_sampling(validation)),

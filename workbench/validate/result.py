@@ -11,6 +11,7 @@ import torch
 from workbench.drafter.dflash import is_dflash, read_dflash_spec
 from workbench.drafter.model import read_spec
 from workbench.files import read_json
+from workbench.host import inference_dtype
 from workbench.validate import summary
 from workbench.validate.bench import Bench, Surroundings, drafter_hashes
 from workbench.validate.losslessness import Verdict
@@ -177,7 +178,7 @@ def _describe_memory(bench: Bench, measurements: dict[Job, Measurement], surroun
             "cache_mib": cache_mib(target.config, longest, target.dtype.itemsize),
         },
         "drafters": {
-            name: _drafter_memory(folder, longest, bench.plan.decode.drafter_dtype)
+            name: _drafter_memory(folder, longest, inference_dtype(bench.plan.decode.drafter_dtype))
             for name, folder in bench.drafters.items()
         },
         "process_peak_mib": surroundings.process_peak_mib,
@@ -186,11 +187,11 @@ def _describe_memory(bench: Bench, measurements: dict[Job, Measurement], surroun
     }
 
 
-def _drafter_memory(folder: Path, num_rows: int, dtype: str) -> dict[str, float]:
+def _drafter_memory(folder: Path, num_rows: int, dtype: torch.dtype) -> dict[str, float]:
     config = SimpleNamespace(**read_json(folder / "config.json"))
     return {
         "weights_mib": folder_weights_mib(folder, dtype),
-        "cache_mib": cache_mib(config, num_rows, getattr(torch, dtype).itemsize),
+        "cache_mib": cache_mib(config, num_rows, dtype.itemsize),
     }
 
 
@@ -204,7 +205,7 @@ def _describe_target(bench: Bench) -> dict[str, Any]:
         "thinking": target.thinking,
         "num_layers": target.config.num_hidden_layers,
         "num_parameters": target.model.num_parameters(),
-        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "dtype": _name_of(target.model.dtype),
         "device": str(target.model.device),
     }
 
@@ -217,8 +218,16 @@ def _describe_method(method: Method) -> dict[str, Any]:
         "target_threads": method.target_threads,
     }
     if method.drafter:
-        details |= {"drafter": method.drafter, "drafter_dtype": options.drafter_dtype, "executor": options.executor}
+        details |= {
+            "drafter": method.drafter,
+            "drafter_dtype": _name_of(inference_dtype(options.drafter_dtype)),
+            "executor": options.executor,
+        }
     return details
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _describe_drafter(folder: Path) -> dict[str, Any]:
